@@ -1,0 +1,136 @@
+"""What each Linear sees during calibration: per-channel maxima, and which Linears read the same tensor."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+@dataclass
+class LinearStatistics:
+    """Running statistics of one Linear's input: O(features) memory, whatever the amount of data.
+
+    Attributes:
+        absmax (`torch.Tensor`): `[K]`, float32; largest magnitude of each channel over all real tokens.
+        ndim (`int`): number of dimensions of the input.
+        inputs (`int`): running hash of the identities of the inputs; equal for Linears that always read the same tensors.
+    """
+
+    absmax: torch.Tensor
+    ndim: int
+    inputs: int = 0
+
+
+@dataclass
+class Group:
+    """Linears that share one smoothing factor and one activation scale, since they read the same input (q/k/v).
+
+    Attributes:
+        names (`list[str]`): full names of the Linears.
+        absmax (`torch.Tensor`): `[K]`, float32; largest magnitude of each channel of their input.
+        ndim (`int`): number of dimensions of that input.
+    """
+
+    names: list[str]
+    absmax: torch.Tensor
+    ndim: int
+
+
+class Observer:
+    """Collects `LinearStatistics` through forward hooks; see `observe`."""
+
+    def __init__(self, linears: Mapping[str, nn.Linear]):
+        self._linears = linears
+        self._statistics: dict[str, LinearStatistics] = {}
+        self._seen = WeakTensorKeyDictionary()
+        self._num_seen = 0
+        self._masks: list[torch.Tensor] = []
+
+    def start_batch(self, batch: Mapping[str, torch.Tensor]) -> None:
+        """Takes the padding masks of the coming forward pass: positions where they are 0 never enter statistics."""
+        self._seen = WeakTensorKeyDictionary()
+        masks = (batch.get(key) for key in ("attention_mask", "decoder_attention_mask"))
+        # Multiple-choice models take [batch, choices, length] and flatten it to sequences.
+        masks = (mask.reshape(-1, mask.shape[-1]).bool() for mask in masks if mask is not None and mask.ndim in (2, 3))
+        self._masks = [mask for mask in masks if not mask.all()]
+
+    def record(self, name: str, x: torch.Tensor) -> None:
+        """Adds the input `x`, `[..., K]`, of one call of the Linear `name`.
+
+        Raises:
+            `ValueError`: `x` has a NaN or an infinity in a real position.
+        """
+        identity, version, absmax = self._seen.get(x, (0, None, None))
+        if version != x._version:
+            self._num_seen += 1
+            identity, absmax = self._num_seen, self._absmax(x)
+            self._seen[x] = (identity, x._version, absmax)
+            if absmax is not None and not torch.isfinite(absmax).all():
+                raise ValueError(
+                    f"Calibration stopped: the input of {name!r} has NaN or infinite values. Check the calibration data, "
+                    "and whether the float model overflows in its dtype (try dtype=torch.float32). Nothing was quantized."
+                )
+        if absmax is None:
+            return
+        known = self._statistics.get(name)
+        if known is None:
+            known = self._statistics[name] = LinearStatistics(absmax, x.ndim)
+        known.absmax = torch.maximum(known.absmax, absmax)
+        known.inputs = hash((known.inputs, identity))
+
+    def _absmax(self, x: torch.Tensor) -> torch.Tensor | None:
+        rows = x.detach()
+        for mask in self._masks:
+            if mask.shape == x.shape[:-1]:
+                rows = x[mask]
+            elif x.shape[:-1] == (mask.numel(),):
+                rows = x[mask.flatten()]
+        rows = rows.reshape(-1, x.shape[-1])
+        return torch.maximum(rows.amax(0), -rows.amin(0)).float() if len(rows) else None
+
+    def unreached(self) -> list[str]:
+        """Names of the Linears that no batch went through (or only padding)."""
+        return [name for name in self._linears if name not in self._statistics]
+
+    def groups(self) -> list[Group]:
+        """The Linears that were reached, by the inputs they read. Linears that share one weight share a group too."""
+        by_inputs: dict[int, list[str]] = defaultdict(list)
+        for name, statistics in self._statistics.items():
+            by_inputs[statistics.inputs].append(name)
+        members: list[list[str]] = []
+        for names in by_inputs.values():
+            weights = {id(self._linears[name].weight) for name in names}
+            sharing = [other for other in members if any(id(self._linears[name].weight) in weights for name in other)]
+            members = [other for other in members if other not in sharing]
+            members.append([*(name for other in sharing for name in other), *names])
+        return [self._group(names) for names in members]
+
+    def _group(self, names: list[str]) -> Group:
+        statistics = [self._statistics[name] for name in names]
+        absmax = torch.stack([one.absmax for one in statistics]).amax(0)
+        return Group(names, absmax, statistics[0].ndim)
+
+
+@contextmanager
+def observe(linears: Mapping[str, nn.Linear]) -> Iterator[Observer]:
+    """Observes the inputs of `linears` while the context lasts; the hooks are removed even when it raises."""
+    observer = Observer(linears)
+
+    def hook(name):
+        def record(module, args, kwargs):
+            observer.record(name, args[0] if args else kwargs["input"])
+
+        return record
+
+    handles = []
+    try:
+        for name, linear in linears.items():
+            handles.append(linear.register_forward_pre_hook(hook(name), with_kwargs=True))
+        yield observer
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,60 @@
+"""From texts to batches of token ids: the model's own tokenizer, length buckets, padding per batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoTokenizer, PreTrainedModel
+
+from hf_smoothquant.config import SmoothQuantConfig
+
+
+def load_tokenizer(config: SmoothQuantConfig, model: PreTrainedModel) -> Any:
+    """The tokenizer to calibrate with: `config.tokenizer`, else the one saved with the model.
+
+    Raises:
+        `ValueError`: there is none; says how to give one.
+    """
+    if config.tokenizer is not None and not isinstance(config.tokenizer, str):
+        return config.tokenizer
+    source = config.tokenizer or model.name_or_path
+    # The revision that the weights came from, where they came from the hub.
+    revision = None if config.tokenizer else getattr(model.config, "_commit_hash", None)
+    try:
+        return AutoTokenizer.from_pretrained(source, **({"revision": revision} if revision else {}))
+    except Exception as error:  # each tokenizer class fails in its own way when its files are absent
+        raise ValueError(
+            f"No tokenizer found in {source!r}, and calibration on texts needs one. Pass "
+            "SmoothQuantConfig(tokenizer=AutoTokenizer.from_pretrained(...)), or batches of tensors as dataset=..."
+        ) from error
+
+
+def tokenize(
+    texts: Sequence[str | tuple[str, str]], tokenizer: Any, config: SmoothQuantConfig, model: PreTrainedModel
+) -> list[dict[str, torch.Tensor]]:
+    """Batches of `config.batch_size` texts of similar length, padded on the right to the longest of each batch."""
+    max_length = _max_length(tokenizer, config, model)
+    samples = []
+    for text in texts:
+        pair = (text,) if isinstance(text, str) else tuple(text)
+        encoding = tokenizer(*pair, truncation=True, max_length=max_length, return_attention_mask=True)
+        samples.append({name: torch.tensor(ids) for name, ids in encoding.items()})
+    samples.sort(key=lambda sample: len(sample["input_ids"]))
+    # A decoder's tokenizer may have no padding token; the mask hides whatever stands there.
+    padding = {"input_ids": getattr(tokenizer, "pad_token_id", None) or 0}
+    return [
+        {
+            name: pad_sequence([sample[name] for sample in batch], True, padding.get(name, 0))
+            for name in batch[0]
+        }
+        for batch in (samples[i : i + config.batch_size] for i in range(0, len(samples), config.batch_size))
+    ]
+
+
+def _max_length(tokenizer: Any, config: SmoothQuantConfig, model: PreTrainedModel) -> int:
+    limits = [config.max_length, getattr(tokenizer, "model_max_length", config.max_length)]
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 2:
+        limits.append(positions - 2)  # RoBERTa and its kin start counting at 2
+    return min(limits)

@@ -1,0 +1,161 @@
+"""`SmoothQuantConfig`: what the user asks for, and what a checkpoint remembers of it."""
+
+import copy
+from typing import Any
+
+from transformers.utils import logging
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+logger = logging.get_logger(__name__)
+
+QUANT_METHOD = "smoothquant"
+FORMAT_VERSION = 1
+ACTIVATIONS = ("static", "dynamic")
+
+# Objects of this process: they never reach config.json and are shared, not copied, with the config.
+_RUNTIME_ONLY = ("dataset", "tokenizer")
+
+
+class SmoothQuantConfig(QuantizationConfigMixin):
+    """Asks `from_pretrained` for a SmoothQuant W8A8 model (https://arxiv.org/abs/2211.10438).
+
+    Weights become int8 per output channel; activations int8 per tensor with a scale from calibration (`"static"`) or per
+    token with a scale found at run time (`"dynamic"`).
+
+    Args:
+        activation (`str`, *optional*, defaults to `"static"`):
+            `"static"` (fastest) or `"dynamic"` (closest to float).
+        alpha (`float`, *optional*, defaults to 0.5):
+            Smoothing strength in [0, 1]: how much of the activations' outliers moves into the weights. 0 levels the weights
+            alone, 1 the activations alone.
+        dataset (*optional*):
+            What to calibrate on: `None` for the built-in corpus, a list of texts, a list of (text, text) pairs, or an
+            iterable of batches (`dict`s of tensors, `BatchEncoding`s or tensors of token ids), e.g. a `DataLoader`.
+        tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*):
+            The tokenizer of the texts; the model's own by default. Not used when `dataset` holds tensors.
+        num_samples (`int`, *optional*, defaults to 128):
+            How many samples of the dataset to use at most.
+        max_length (`int`, *optional*, defaults to 512):
+            Length in tokens at which texts are cut (less where the model takes less).
+        batch_size (`int`, *optional*, defaults to 8):
+            Texts per calibration batch. It changes the time, not the result.
+        modules_to_not_convert (`list[str]`, *optional*):
+            Linears to leave in float, besides those that always stay so (tied weights, output embeddings, the model's own
+            `_keep_in_fp32_modules`): names, parts of names between dots, or `"re:"` patterns searched in the full name.
+        min_features (`int`, *optional*, defaults to 32):
+            Linears with fewer input or output features stay in float: a head of 2 or 3 classes gains nothing from int8.
+            1 converts them too.
+        calibration (`dict`, *optional*):
+            Written by this package: which data the checkpoint was calibrated on. Not an argument of yours.
+
+    Raises:
+        `TypeError`, `ValueError`: an argument of the wrong type or out of range; the message names it and what is accepted.
+    """
+
+    def __init__(
+        self,
+        activation: str = "static",
+        alpha: float = 0.5,
+        dataset: Any = None,
+        tokenizer: Any = None,
+        num_samples: int = 128,
+        max_length: int = 512,
+        batch_size: int = 8,
+        modules_to_not_convert: list[str] | None = None,
+        min_features: int = 32,
+        calibration: dict[str, Any] | None = None,
+    ):
+        self.quant_method = QUANT_METHOD
+        self.format_version = FORMAT_VERSION
+        self.activation = activation
+        self.alpha = alpha
+        self.dataset = dataset
+        self.tokenizer = tokenizer
+        self.num_samples = num_samples
+        self.max_length = max_length
+        self.batch_size = batch_size
+        self.modules_to_not_convert = modules_to_not_convert
+        self.min_features = min_features
+        self.calibration = calibration
+        self.post_init()
+
+    def post_init(self) -> None:
+        """Validates every field that is part of the checkpoint; `dataset` is judged where it is read."""
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}, got {self.activation!r}.")
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float):
+            raise TypeError(f"alpha must be a number between 0 and 1, got {self.alpha!r}.")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must be between 0 (smooth the weights) and 1 (smooth the inputs), got {self.alpha}.")
+        for name in ("num_samples", "max_length", "batch_size", "min_features"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be a whole number, got {value!r}.")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        names = self.modules_to_not_convert
+        if isinstance(names, str) or not (
+            names is None or (isinstance(names, list | tuple) and all(isinstance(name, str) and name for name in names))
+        ):
+            raise TypeError(f'modules_to_not_convert must be a list of names or "re:" patterns, got {names!r}.')
+        if not (self.tokenizer is None or isinstance(self.tokenizer, str) or callable(self.tokenizer)):
+            raise TypeError(f"tokenizer must be a tokenizer, its name or its folder, got {type(self.tokenizer).__name__}.")
+        if not (self.calibration is None or isinstance(self.calibration, dict)):
+            raise TypeError(f"calibration is written by hf_smoothquant and must be a dict, got {self.calibration!r}.")
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs):
+        """Reads the `quantization_config` of a checkpoint.
+
+        Keys that this version doesn't know are skipped with a warning, so that a checkpoint with a note added by somebody
+        loads.
+
+        Raises:
+            `ValueError`: the checkpoint has a newer `format_version`, or none that is a whole number.
+        """
+        config_dict = dict(config_dict)
+        config_dict.pop("quant_method", None)
+        format_version = config_dict.pop("format_version", FORMAT_VERSION)
+        if isinstance(format_version, bool) or not isinstance(format_version, int):
+            raise ValueError(f"format_version of the checkpoint must be a whole number, got {format_version!r}.")
+        if format_version > FORMAT_VERSION:
+            raise ValueError(
+                f"This checkpoint has SmoothQuant format version {format_version}, and this hf_smoothquant reads up to "
+                f"{FORMAT_VERSION}. Upgrade it: pip install -U hf_smoothquant"
+            )
+        known = cls().__dict__.keys() - {"quant_method", "format_version", *_RUNTIME_ONLY}
+        unknown = sorted(config_dict.keys() - known)
+        if unknown:
+            logger.warning(f"Skipping unknown keys of the checkpoint's quantization_config: {', '.join(unknown)}.")
+        return super().from_dict(
+            {key: value for key, value in config_dict.items() if key in known}, return_unused_kwargs, **kwargs
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: every field but the objects of this process (`dataset`, `tokenizer`)."""
+        return {key: copy.deepcopy(value) for key, value in self.__dict__.items() if key not in _RUNTIME_ONLY}
+
+    def without_runtime_objects(self, calibration: dict[str, Any]) -> "SmoothQuantConfig":
+        """The config of the quantized model: `dataset` and `tokenizer` dropped, what they were noted in `calibration`."""
+        config = copy.copy(self)
+        for name in _RUNTIME_ONLY:
+            setattr(config, name, None)
+        config.calibration = calibration
+        return config
+
+    def __iter__(self):
+        yield from self.to_dict().items()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SmoothQuantConfig) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # mutable, as its base class is
+
+    def __deepcopy__(self, memo: dict) -> "SmoothQuantConfig":
+        # from_pretrained copies the model's config, this one in it: a DataLoader or a generator can't be copied.
+        clone = copy.copy(self)
+        memo[id(self)] = clone
+        for name, value in self.__dict__.items():
+            if name not in _RUNTIME_ONLY:
+                setattr(clone, name, copy.deepcopy(value, memo))
+        return clone

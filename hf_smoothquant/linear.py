@@ -1,0 +1,106 @@
+"""`Int8Linear`: an `nn.Linear` whose weight is a torchao `Int8Tensor`, right for every input that a Linear takes."""
+
+import torch
+from torch import nn
+from torchao.quantization import Int8Tensor, MappingType, PerRow, PerTensor
+from torchao.quantization.quant_primitives import choose_qparams_affine, quantize_affine
+from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
+
+from hf_smoothquant.smoothing.factors import INT8_MAX
+
+
+class Int8Linear(nn.Linear):
+    """`Y = X W^T + b` with int8 `W` (`Int8Tensor`, `[N, K]`) and `X` quantized on the way in.
+
+    The arithmetic is torchao's. This class adds what that leaves to its callers (torchao 0.18): inputs with another number
+    of dimensions than the calibrated one, inputs of zero tokens, and float16, whose range the unscaled products overflow
+    (they reach `127 * 127 * K * x_scale`); those are computed in float32.
+    """
+
+    @classmethod
+    def adopt(cls, linear: nn.Linear) -> "Int8Linear":
+        """Turns `linear` into an `Int8Linear` in place: same object, so its other owners and hooks stay valid."""
+        linear.__class__ = cls
+        return linear
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not isinstance(self.weight, Int8Tensor):
+            return super().forward(input)
+        if input.numel() == 0:
+            return input.new_empty(*input.shape[:-1], self.out_features)
+        x = self._as_calibrated(input)
+        if x.dtype == torch.float16:
+            bias = None if self.bias is None else self.bias.float()
+            output = nn.functional.linear(x.float(), self.weight, bias).half()
+        else:
+            output = nn.functional.linear(x, self.weight, self.bias)
+        return output if x is input else output.reshape(*input.shape[:-1], self.out_features)
+
+    def _as_calibrated(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` with as many dimensions as the static scale has, which torchao asserts."""
+        scale = self.weight.act_quant_scale
+        if scale is None or scale.ndim == x.ndim:
+            return x
+        return x.reshape(*(1,) * (scale.ndim - 2), -1, self.in_features)
+
+    def extra_repr(self) -> str:
+        weight = self.weight
+        if not isinstance(weight, Int8Tensor):
+            return super().extra_repr()
+        activation = "dynamic" if weight.act_quant_scale is None else "static"
+        return f"{super().extra_repr()}, activation={activation}, smoothed={weight.act_pre_scale is not None}"
+
+
+def quantize_weight(
+    weight: torch.Tensor, factors: torch.Tensor | None = None, act_scale: torch.Tensor | None = None, act_ndim: int = 3
+) -> Int8Tensor:
+    """Quantizes a float weight for W8A8: symmetric per row, with the activation's side attached.
+
+    `q = round(W * s / scale)`, `scale = max|row of W * s| / 127`; the range is [-127, 127], so that negation is exact and no
+    product reaches 2^14. The arithmetic is float32 whatever the weight's dtype.
+
+    Args:
+        weight (`torch.Tensor`): `[N, K]`, float.
+        factors (`torch.Tensor`, *optional*): `s`, `[K]`, float32; stored as `act_pre_scale = 1 / s`.
+        act_scale (`torch.Tensor`, *optional*): scalar, float32; the static scale of the smoothed input. `None` for a dynamic
+            scale per token.
+        act_ndim (`int`, *optional*, defaults to 3): number of dimensions of the input that was calibrated on.
+
+    Returns:
+        `Int8Tensor`: `[N, K]`, of the weight's dtype on the outside.
+    """
+    smoothed = weight.detach().float()
+    if factors is not None:
+        smoothed = smoothed * factors
+    block_size = [1, weight.shape[1]]
+    scale, zero_point = choose_qparams_affine(
+        smoothed,
+        MappingType.SYMMETRIC,
+        block_size,
+        torch.int8,
+        quant_min=-INT8_MAX,
+        quant_max=INT8_MAX,
+        eps=torch.finfo(torch.float32).tiny,
+        scale_dtype=torch.float32,
+        zero_point_dtype=torch.int8,
+        keepdim=True,
+    )
+    qdata = quantize_affine(smoothed, block_size, scale, zero_point, torch.int8, -INT8_MAX, INT8_MAX)
+    static = act_scale is not None
+    return Int8Tensor(
+        qdata,
+        scale,
+        block_size,
+        weight.dtype,
+        act_quant_scale=act_scale.float().reshape((1,) * act_ndim) if static else None,
+        act_pre_scale=None if factors is None else 1 / factors,
+        act_quant_kwargs=QuantizeTensorToInt8Kwargs(PerTensor() if static else PerRow(), MappingType.SYMMETRIC),
+    )
+
+
+def dequantize_weight(weight: Int8Tensor) -> torch.Tensor:
+    """The float weight that `weight` stands for, smoothing undone: `[N, K]`, of the weight's outer dtype."""
+    floats = weight.dequantize(torch.float32)
+    if weight.act_pre_scale is not None:
+        floats = floats * weight.act_pre_scale
+    return floats.to(weight.dtype)

@@ -1,0 +1,139 @@
+"""The plugin: transformers' quantizer hooks. Their order and meaning are those of transformers 5.24."""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torchao.quantization import Int8Tensor
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
+    AutoHfQuantizer,
+)
+from transformers.utils import logging
+
+from hf_smoothquant.config import QUANT_METHOD, SmoothQuantConfig
+from hf_smoothquant.footprint import MemoryFootprint
+from hf_smoothquant.versions import check_versions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.get_logger(__name__)
+
+
+class SmoothQuantHfQuantizer(HfQuantizer):
+    """Calibrates and converts a float model after its weights are loaded, or rebuilds an int8 one from a checkpoint."""
+
+    requires_calibration = False  # True would mean: only ever load what is quantized already
+    quantization_config: SmoothQuantConfig
+
+    def validate_environment(self, *args, device_map: Any = None, **kwargs) -> None:
+        """Refuses what can't work before anything is loaded: library versions, devices."""
+        check_versions()
+        places = set(device_map.values()) if isinstance(device_map, dict) else {device_map} - {None}
+        if "disk" in places or len(places) > 1:
+            raise ValueError(
+                f"SmoothQuant needs the whole model on one device, and device_map has {sorted(map(str, places))}. Leave "
+                'device_map out, or use device_map="cpu".'
+            )
+        for place in places:
+            device = None if place in ("auto", "balanced", "balanced_low_0", "sequential") else torch.device(place)
+            if device is not None and device.type == "cuda" and not torch.cuda.is_available():
+                raise ValueError(f"device_map asks for {device}, and this machine has no CUDA device. Leave it out: CPU.")
+
+    def _process_model_before_weight_loading(
+        self, model: "PreTrainedModel", dtype: torch.dtype | None = None, checkpoint_files: list[str] | None = None, **kwargs
+    ) -> None:
+        self.dtype = dtype or torch.get_default_dtype()
+        if self.pre_quantized:
+            from hf_smoothquant.checkpoint import check_checkpoint
+
+            check_checkpoint(checkpoint_files or [], self.quantization_config)
+
+    def _process_model_after_weight_loading(self, model: "PreTrainedModel", **kwargs) -> "PreTrainedModel":
+        if not self.pre_quantized:
+            from hf_smoothquant.conversion import quantize_model
+
+            devices = {str(parameter.device) for parameter in model.parameters()}
+            if len(devices) > 1:
+                raise ValueError(f"SmoothQuant needs the whole model on one device, and it is on {sorted(devices)}.")
+            self.quantization_config = quantize_model(model, self.quantization_config)
+            model.config.quantization_config = self.quantization_config
+        elif not any(isinstance(parameter, Int8Tensor) for parameter in model.parameters()):
+            raise ValueError(
+                f"None of the checkpoint's int8 weights belongs to {type(model).__name__}: it was saved from another "
+                "architecture. Load it with the class named in its config.json."
+            )
+        model.get_memory_footprint = MemoryFootprint(model)
+        return model
+
+    def get_state_dict_and_metadata(self, model: "PreTrainedModel"):
+        """The state dict in torchao's flattened layout: plain tensors that safetensors can hold."""
+        from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+        return flatten_tensor_state_dict(model.state_dict())
+
+    @property
+    def serialized_names(self) -> dict[str, list[str]]:
+        """The parts that a stored int8 `weight` consists of."""
+        if not self.pre_quantized:
+            return {}
+        from hf_smoothquant.checkpoint import PARTS, PREFIX
+
+        return {"weight": [PREFIX + part for part in PARTS]}
+
+    def get_load_operations(self) -> dict:
+        from hf_smoothquant.checkpoint import LoadInt8Weight
+
+        return {"deserialize": LoadInt8Weight}
+
+    def _dequantize(self, model: "PreTrainedModel", dtype: torch.dtype | None = None) -> "PreTrainedModel":
+        from hf_smoothquant.conversion import dequantize_model
+
+        dequantize_model(model, dtype)
+        del model.get_memory_footprint
+        return model
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+def register() -> None:
+    """Makes `SmoothQuantConfig` known to transformers; calling it again, or after a reload, changes nothing else.
+
+    The registry's decorators refuse a second registration, so the mappings behind them are set.
+    """
+    AUTO_QUANTIZATION_CONFIG_MAPPING[QUANT_METHOD] = SmoothQuantConfig
+    AUTO_QUANTIZER_MAPPING[QUANT_METHOD] = SmoothQuantHfQuantizer
+    _refuse_requantization()
+
+
+def _refuse_requantization() -> None:
+    """Makes `from_pretrained(quantized, quantization_config=SmoothQuantConfig())` an error.
+
+    transformers 5.24 only warns and uses the checkpoint's own settings, and has no hook that sees both configs.
+    """
+    merge = AutoHfQuantizer.merge_quantization_configs
+    merge = getattr(merge, "__wrapped__", merge)
+
+    @functools.wraps(merge)
+    def merge_quantization_configs(quantization_config, quantization_config_from_args):
+        if type(quantization_config_from_args).__name__ == SmoothQuantConfig.__name__:
+            saved = quantization_config if isinstance(quantization_config, dict) else quantization_config.to_dict()
+            raise ValueError(
+                f"The model is quantized already (quant_method {saved.get('quant_method')!r}). Load it without "
+                "quantization_config, or quantize the float model it was made from."
+            )
+        return merge(quantization_config, quantization_config_from_args)
+
+    AutoHfQuantizer.merge_quantization_configs = staticmethod(merge_quantization_configs)

@@ -1,0 +1,1 @@
+"""Compiling quantized models with TorchInductor to fused oneDNN int8 kernels."""

@@ -1,0 +1,83 @@
+"""`hf_smoothquant.compile`: TorchInductor with what int8 needs, for one model only."""
+
+import copy
+import functools
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch._inductor import config as inductor_config
+from torchao.quantization import Int8Tensor
+
+from hf_smoothquant.inductor.coverage import FusionCoverage
+from hf_smoothquant.inductor.fusions import register_fusions
+from hf_smoothquant.versions import check_versions
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def compile(
+    model: Model,
+    *,
+    dynamic: bool | None = None,
+    autocast: torch.dtype | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Model:
+    """Compiles a quantized model: each quantized Linear becomes one fused oneDNN int8 kernel.
+
+    The result is a model of the same class on the same weights, called like the original, which stays as it is (eager). The
+    first call with new kinds of inputs compiles for 10 to 60 s. Weights are frozen into the compiled code: change them
+    afterwards and the compiled model doesn't see it. Calls run without gradients.
+
+    Inductor options hold during the calls of this model only; the process's configuration is left alone.
+
+    Args:
+        model (`nn.Module`): a model with int8 Linears, in eval mode.
+        dynamic (`bool`, *optional*): as `torch.compile` has it: `None` compiles for the shapes met, and for all shapes once
+            they vary; `True` for all shapes at once; `False` for each shape anew.
+        autocast (`torch.dtype`, *optional*): `torch.bfloat16` runs the float operations between the Linears (attention
+            first of all) in bfloat16: for models loaded in float32.
+        options (`Mapping[str, Any]`, *optional*): further Inductor options, e.g. `{"max_autotune": True}`.
+
+    Returns:
+        The compiled model. Its `fusion_coverage` says, after the first call, how many Linears were fused (`fused`) and which
+        were not (`unfused`); the latter are also warned about.
+
+    Raises:
+        `ValueError`: the model has no int8 Linear, or is in training mode, or an option doesn't exist.
+        `ImportError`: a library is outside the supported range.
+    """
+    check_versions()
+    if not any(isinstance(parameter, Int8Tensor) for parameter in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} has no int8 Linear. Quantize it first: from_pretrained(..., quantization_config="
+            "SmoothQuantConfig()). For a float model use torch.compile."
+        )
+    if model.training:
+        raise ValueError("The compiled model is for inference: call model.eval() first.")
+    coverage = FusionCoverage()
+    options = {"freezing": True, **(options or {}), "post_grad_custom_pre_pass": coverage}
+    try:
+        with inductor_config.patch(options):
+            pass
+    except (AttributeError, KeyError) as error:
+        raise ValueError(f"Inductor doesn't have one of the options: {error}. See torch._inductor.list_options().") from error
+    register_fusions()
+    compiled = copy.copy(model)  # shares weights and submodules; nn.Module keeps its compiled form per object
+    run = torch.compile(compiled._call_impl, dynamic=dynamic)
+
+    @functools.wraps(model.forward)
+    def call(*args, **kwargs):
+        # Dynamo asks for `freezing` while it traces, so that it must be set around the call: torch.compile(options=...)
+        # would set it too late, and every Linear would stay unfused.
+        with (
+            torch.no_grad(),
+            inductor_config.patch(options),
+            torch.autocast("cpu", autocast, enabled=autocast is not None),
+        ):
+            return run(*args, **kwargs)
+
+    compiled._compiled_call_impl = call
+    compiled.fusion_coverage = coverage
+    return compiled

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,31 +18,35 @@ from hf_smoothquant.linear import Int8Linear
 
 PREFIX = "_weight_"
 PARTS = ("qdata", "scale", "act_pre_scale", "act_quant_scale")
+SCALES = tuple(PREFIX + part for part in PARTS if part != "qdata")
 REPAIR = "The file is damaged or was edited: download or save the checkpoint again."
 
 
 def check_checkpoint(files: Sequence[str], config: SmoothQuantConfig) -> None:
-    """Checks, from the headers alone, that every int8 weight of the checkpoint is whole.
+    """Checks, from the headers and the scales, that every int8 weight of the checkpoint is whole.
 
     Args:
         files (`Sequence[str]`): paths of all shards.
         config (`SmoothQuantConfig`): the checkpoint's own.
 
     Raises:
-        `ValueError`: a file is no safetensors file or is cut short, a tensor is missing, or has a wrong shape or dtype; the
-            message names the tensor and the file.
+        `ValueError`: a file is no safetensors file or is cut short, a tensor is missing, has a wrong shape or dtype, or
+            holds values that are no scales; the message names the tensor.
     """
     tensors: dict[str, tuple[str, list[int], str]] = {}
     listed: set[str] = set()
+    no_scales: list[str] = []
     for file in files:
         if not str(file).endswith(".safetensors"):
             raise ValueError(f"{Path(file).name}: a SmoothQuant checkpoint is stored as safetensors, not pickle. {REPAIR}")
         try:
             with safe_open(file, framework="pt") as opened:
-                listed.update(json.loads((opened.metadata() or {}).get("tensor_names", "[]")))
+                listed.update(_listed_tensors(opened.metadata() or {}))
                 for key in opened.keys():  # noqa: SIM118 (not a dict)
                     part = opened.get_slice(key)
                     tensors[key] = (part.get_dtype(), part.get_shape(), Path(file).name)
+                    if key.rpartition(".")[2] in SCALES and not _are_scales(opened.get_tensor(key)):
+                        no_scales.append(key)
         except SafetensorError as error:
             _refuse_damaged(Path(file), error)
     quantized: dict[str, dict[str, tuple]] = defaultdict(dict)
@@ -57,10 +61,22 @@ def check_checkpoint(files: Sequence[str], config: SmoothQuantConfig) -> None:
         )
     for module, parts in quantized.items():
         _check_parts(module, parts, config)
-    for name in sorted(listed):
+    for name in sorted(listed - tensors.keys()):
+        raise ValueError(f"The checkpoint lacks the tensor {name!r}, which its own list has. {REPAIR}")
+    for name in no_scales:
+        raise ValueError(f"{name!r} has values that are no scales (zero, negative or not finite). {REPAIR}")
+
+
+def _listed_tensors(metadata: dict[str, str]) -> Iterator[str]:
+    """The names of all stored tensors, as the metadata written by torchao lists them."""
+    for name in json.loads(metadata.get("tensor_names", "[]")):
         module, _, leaf = name.rpartition(".")
-        if name not in tensors and not (leaf == "weight" and module in quantized):
-            raise ValueError(f"The checkpoint lacks the tensor {name!r}, which its own list has. {REPAIR}")
+        parts = json.loads(metadata[name]).get("_tensor_data_names") if name in metadata else None
+        yield from (f"{module}._{leaf}_{part}" for part in parts) if parts else (name,)
+
+
+def _are_scales(tensor: torch.Tensor) -> bool:
+    return bool((torch.isfinite(tensor) & (tensor > 0)).all())
 
 
 def _check_parts(module: str, parts: dict[str, tuple[str, list[int], str]], config: SmoothQuantConfig) -> None:
@@ -114,21 +130,11 @@ class LoadInt8Weight(ConversionOps):
     ) -> dict[str, torch.Tensor]:
         """Returns `{full_layer_name: Int8Tensor}`; the Linear it belongs to becomes an `Int8Linear`.
 
-        Raises:
-            `ValueError`: the weight's shape isn't the Linear's, or a scale is not finite and positive.
+        A shape that isn't the Linear's is refused by transformers, as for float weights.
         """
         name = full_layer_name.rpartition(".")[0]
         parts = {key.removeprefix(PREFIX): value[0] for key, value in input_dict.items()}
-        for part in parts.keys() - {"qdata"}:
-            if not (torch.isfinite(parts[part]) & (parts[part] > 0)).all():
-                raise ValueError(f"'{name}.{PREFIX}{part}' has values that are no scales (zero, negative or NaN). {REPAIR}")
-        linear = model.get_submodule(name)
-        qdata = parts["qdata"]
-        if linear.weight.shape != qdata.shape:
-            raise ValueError(
-                f"'{name}.{PREFIX}qdata' is {list(qdata.shape)}, but the model's weight is {list(linear.weight.shape)}. "
-                "The checkpoint belongs to a model of another size: check config.json."
-            )
+        linear, qdata = model.get_submodule(name), parts["qdata"]
         static = "act_quant_scale" in parts
         weight = Int8Tensor(
             **parts,

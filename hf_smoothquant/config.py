@@ -1,6 +1,7 @@
 """`SmoothQuantConfig`: what the user asks for, and what a checkpoint remembers of it."""
 
 import copy
+import re
 from typing import Any
 
 from transformers.utils import logging
@@ -98,6 +99,12 @@ class SmoothQuantConfig(QuantizationConfigMixin):
             names is None or (isinstance(names, list | tuple) and all(isinstance(name, str) and name for name in names))
         ):
             raise TypeError(f'modules_to_not_convert must be a list of names or "re:" patterns, got {names!r}.')
+        for name in names or ():
+            if name.startswith("re:"):
+                try:
+                    re.compile(name.removeprefix("re:"))
+                except re.error as error:
+                    raise ValueError(f"modules_to_not_convert: {name!r} is no regular expression: {error}.") from error
         if not (self.tokenizer is None or isinstance(self.tokenizer, str) or callable(self.tokenizer)):
             raise TypeError(f"tokenizer must be a tokenizer, its name or its folder, got {type(self.tokenizer).__name__}.")
         if not (self.calibration is None or isinstance(self.calibration, dict)):

@@ -61,19 +61,33 @@ class SmoothQuantHfQuantizer(HfQuantizer):
                 raise ValueError(f"SmoothQuant needs the whole model on one device, and it is on {sorted(devices)}.")
             self.quantization_config = quantize_model(model, self.quantization_config)
             model.config.quantization_config = self.quantization_config
-        elif not any(isinstance(parameter, Int8Tensor) for parameter in model.parameters()):
+        else:
+            self._finish_loading(model)
+        model.get_memory_footprint = MemoryFootprint(model)
+        return model
+
+    def _finish_loading(self, model: "PreTrainedModel") -> None:
+        from hf_smoothquant.checkpoint import LoadInt8Weight
+
+        if not any(isinstance(parameter, Int8Tensor) for parameter in model.parameters()):
             raise ValueError(
                 f"None of the checkpoint's int8 weights belongs to {type(model).__name__}: it was saved from another "
                 "architecture. Load it with the class named in its config.json."
             )
-        model.get_memory_footprint = MemoryFootprint(model)
-        return model
+        # transformers undoes the conversions of loading when it saves again; ours is undone before, by flattening.
+        model._weight_conversions = [
+            conversion
+            for conversion in model._weight_conversions
+            if not any(isinstance(operation, LoadInt8Weight) for operation in getattr(conversion, "operations", ()))
+        ]
 
     def get_state_dict_and_metadata(self, model: "PreTrainedModel"):
         """The state dict in torchao's flattened layout: plain tensors that safetensors can hold."""
         from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
-        return flatten_tensor_state_dict(model.state_dict())
+        # Of tied tensors only one is stored, so that only one may stand in the list that a reader checks.
+        state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
+        return flatten_tensor_state_dict(state)
 
     @property
     def serialized_names(self) -> dict[str, list[str]]:

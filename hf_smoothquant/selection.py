@@ -49,6 +49,8 @@ def select_linears(model: PreTrainedModel, config: SmoothQuantConfig) -> Selecti
             reason = "output embedding"
         elif any(matches(pattern, name) for pattern in fp32_names):
             reason = "kept in float32 by the model"
+        elif module.in_features == 1:
+            reason = "one input feature"  # torchao 0.18 can't tell such a row's scale from a tensor's
         elif min(module.in_features, module.out_features) < config.min_features:
             reason = f"fewer than {config.min_features} features"
         else:

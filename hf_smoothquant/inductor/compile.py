@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -57,7 +57,7 @@ def compile(
     if model.training:
         raise ValueError("The compiled model is for inference: call model.eval() first.")
     coverage = FusionCoverage()
-    options = {"freezing": True, **(options or {}), "post_grad_custom_pre_pass": coverage}
+    options = {"freezing": True, **(options or {})}
     try:
         with inductor_config.patch(options):
             pass
@@ -65,7 +65,9 @@ def compile(
         raise ValueError(f"Inductor doesn't have one of the options: {error}. See torch._inductor.list_options().") from error
     register_fusions()
     compiled = copy.copy(model)  # shares weights and submodules; nn.Module keeps its compiled form per object
-    run = torch.compile(compiled._call_impl, dynamic=dynamic)
+    # Isolated: recompilations are counted per function, and all models share this one. Otherwise the ninth compilation of
+    # a process would silently run eager.
+    run = torch.compile(compiled._call_impl, dynamic=dynamic, backend=_backend(coverage), isolate_recompiles=True)
 
     @functools.wraps(model.forward)
     def call(*args, **kwargs):
@@ -81,3 +83,14 @@ def compile(
     compiled._compiled_call_impl = call
     compiled.fusion_coverage = coverage
     return compiled
+
+
+def _backend(coverage: FusionCoverage) -> Callable:
+    """TorchInductor, showing `coverage` each graph after freezing: before its cache, which would hide known graphs."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def inner_compile(graph_module, example_inputs, **kwargs):
+        coverage.inspect(graph_module.graph)
+        return compile_fx_inner(graph_module, example_inputs, **kwargs)
+
+    return functools.partial(compile_fx, inner_compile=inner_compile)

@@ -1,0 +1,70 @@
+import copy
+import json
+
+import pytest
+
+from hf_smoothquant import SmoothQuantConfig
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"activation": "int4"}, ValueError, "'static', 'dynamic'"),
+        ({"activation": None}, ValueError, "activation"),
+        ({"alpha": 1.5}, ValueError, "between 0"),
+        ({"alpha": -0.1}, ValueError, "between 0"),
+        ({"alpha": float("nan")}, ValueError, "between 0"),
+        ({"alpha": "strong"}, TypeError, "alpha must be a number"),
+        ({"alpha": True}, TypeError, "alpha must be a number"),
+        ({"num_samples": 0}, ValueError, "num_samples must be at least 1"),
+        ({"num_samples": 1.5}, TypeError, "num_samples must be a whole number"),
+        ({"max_length": -1}, ValueError, "max_length"),
+        ({"max_length": "512"}, TypeError, "max_length"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"batch_size": True}, TypeError, "batch_size"),
+        ({"min_features": 0}, ValueError, "min_features"),
+        ({"modules_to_not_convert": "lm_head"}, TypeError, "list of names"),
+        ({"modules_to_not_convert": [1]}, TypeError, "list of names"),
+        ({"modules_to_not_convert": ["re:("]}, ValueError, "re:\\("),
+        ({"tokenizer": 3}, TypeError, "tokenizer"),
+        ({"calibration": "yes"}, TypeError, "calibration"),
+        ({"alhpa": 0.5}, TypeError, "alhpa"),
+    ],
+)
+def test_bad_arguments(arguments, error, says):
+    with pytest.raises(error, match=says):
+        SmoothQuantConfig(**arguments)
+
+
+def test_json_round_trip():
+    config = SmoothQuantConfig(activation="dynamic", alpha=0.7, modules_to_not_convert=["classifier"], num_samples=5)
+    again = SmoothQuantConfig.from_dict(json.loads(config.to_json_string()))
+    assert again == config
+    assert again.to_dict() | {"quant_method": "smoothquant", "format_version": 1} == again.to_dict()
+
+
+def test_runtime_objects_never_reach_json():
+    config = SmoothQuantConfig(dataset=["secret"], tokenizer=lambda text: text)
+    assert "dataset" not in config.to_dict() and "tokenizer" not in config.to_dict()
+    assert "secret" not in config.to_json_string() and "secret" not in repr(config) and "secret" not in str(dict(config))
+
+
+def test_runtime_objects_are_shared_not_copied():
+    batches = (batch for batch in [])  # a generator can't be copied
+    config = SmoothQuantConfig(dataset=batches, modules_to_not_convert=["a"])
+    clone = copy.deepcopy(config)
+    assert clone.dataset is batches
+    assert clone.modules_to_not_convert is not config.modules_to_not_convert
+
+
+def test_newer_format_is_refused():
+    with pytest.raises(ValueError, match="Upgrade"):
+        SmoothQuantConfig.from_dict({"quant_method": "smoothquant", "format_version": 2})
+    with pytest.raises(ValueError, match="whole number"):
+        SmoothQuantConfig.from_dict({"format_version": "one"})
+
+
+def test_unknown_keys_of_a_checkpoint_are_skipped(transformers_warnings):
+    config = SmoothQuantConfig.from_dict({"activation": "dynamic", "note": "by me", "dataset": "/home/me"})
+    assert config.activation == "dynamic" and config.dataset is None and not hasattr(config, "note")
+    assert "dataset, note" in transformers_warnings.text

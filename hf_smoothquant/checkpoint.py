@@ -38,7 +38,9 @@ def check_checkpoint(files: Sequence[str], config: SmoothQuantConfig) -> None:
     no_scales: list[str] = []
     for file in files:
         if not str(file).endswith(".safetensors"):
-            raise ValueError(f"{Path(file).name}: a SmoothQuant checkpoint is stored as safetensors, not pickle. {REPAIR}")
+            raise ValueError(
+                f"{Path(file).name}: a SmoothQuant checkpoint is stored as safetensors, not pickle. {REPAIR}"
+            )
         try:
             with safe_open(file, framework="pt") as opened:
                 listed.update(_listed_tensors(opened.metadata() or {}))
@@ -56,8 +58,8 @@ def check_checkpoint(files: Sequence[str], config: SmoothQuantConfig) -> None:
             quantized[module][leaf.removeprefix(PREFIX)] = tensors[key]
     if not quantized:
         raise ValueError(
-            'config.json says quant_method "smoothquant", but the checkpoint has no int8 weight. Save the quantized model '
-            "again with save_pretrained, or remove quantization_config from config.json to load float weights."
+            'config.json says quant_method "smoothquant", but the checkpoint has no int8 weight. Save the quantized '
+            "model again with save_pretrained, or remove quantization_config from config.json to load float weights."
         )
     for module, parts in quantized.items():
         _check_parts(module, parts, config)

@@ -41,8 +41,8 @@ def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> SmoothQ
     unreached = observer.unreached()
     if len(unreached) == len(selection.convert):
         raise ValueError(
-            f"Calibration reached no Linear of {type(model).__name__}: the batches hold nothing but padding, or the model "
-            "doesn't call these modules. Nothing was quantized; check SmoothQuantConfig(dataset=...)."
+            f"Calibration reached no Linear of {type(model).__name__}: the batches hold nothing but padding, or the "
+            "model doesn't call these modules. Nothing was quantized; check SmoothQuantConfig(dataset=...)."
         )
     if unreached:
         logger.warning(f"Left in float, since calibration never reached them: {', '.join(unreached)}.")

@@ -12,9 +12,9 @@ from hf_smoothquant.smoothing.factors import INT8_MAX
 class Int8Linear(nn.Linear):
     """`Y = X W^T + b` with int8 `W` (`Int8Tensor`, `[N, K]`) and `X` quantized on the way in.
 
-    The arithmetic is torchao's. This class adds what that leaves to its callers (torchao 0.18): inputs with another number
-    of dimensions than the calibrated one, inputs of zero tokens, and float16, whose range the unscaled products overflow
-    (they reach `127 * 127 * K * x_scale`); those are computed in float32.
+    The arithmetic is torchao's. This class adds what that leaves to its callers (torchao 0.18): inputs with another
+    number of dimensions than the calibrated one, inputs of zero tokens, and float16, whose range the unscaled products
+    overflow (they reach `127 * 127 * K * x_scale`); those are computed in float32.
     """
 
     @classmethod
@@ -56,14 +56,14 @@ def quantize_weight(
 ) -> Int8Tensor:
     """Quantizes a float weight for W8A8: symmetric per row, with the activation's side attached.
 
-    `q = round(W * s / scale)`, `scale = max|row of W * s| / 127`; the range is [-127, 127], so that negation is exact and no
-    product reaches 2^14. The arithmetic is float32 whatever the weight's dtype.
+    `q = round(W * s / scale)`, `scale = max|row of W * s| / 127`; the range is [-127, 127], so that negation is exact
+    and no product reaches 2^14. The arithmetic is float32 whatever the weight's dtype.
 
     Args:
         weight (`torch.Tensor`): `[N, K]`, float.
         factors (`torch.Tensor`, *optional*): `s`, `[K]`, float32; stored as `act_pre_scale = 1 / s`.
-        act_scale (`torch.Tensor`, *optional*): scalar, float32; the static scale of the smoothed input. `None` for a dynamic
-            scale per token.
+        act_scale (`torch.Tensor`, *optional*): scalar, float32; the static scale of the smoothed input. `None` for a
+            dynamic scale per token.
         act_ndim (`int`, *optional*, defaults to 3): number of dimensions of the input that was calibrated on.
 
     Returns:

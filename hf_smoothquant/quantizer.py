@@ -35,16 +35,22 @@ class SmoothQuantHfQuantizer(HfQuantizer):
         places = set(device_map.values()) if isinstance(device_map, dict) else {device_map} - {None}
         if "disk" in places or len(places) > 1:
             raise ValueError(
-                f"SmoothQuant needs the whole model on one device, and device_map has {sorted(map(str, places))}. Leave "
-                'device_map out, or use device_map="cpu".'
+                f"SmoothQuant needs the whole model on one device, and device_map has {sorted(map(str, places))}. "
+                'Leave device_map out, or use device_map="cpu".'
             )
         for place in places:
             device = None if place in ("auto", "balanced", "balanced_low_0", "sequential") else torch.device(place)
             if device is not None and device.type == "cuda" and not torch.cuda.is_available():
-                raise ValueError(f"device_map asks for {device}, and this machine has no CUDA device. Leave it out: CPU.")
+                raise ValueError(
+                    f"device_map asks for {device}, and this machine has no CUDA device. Leave it out: CPU."
+                )
 
     def _process_model_before_weight_loading(
-        self, model: "PreTrainedModel", dtype: torch.dtype | None = None, checkpoint_files: list[str] | None = None, **kwargs
+        self,
+        model: "PreTrainedModel",
+        dtype: torch.dtype | None = None,
+        checkpoint_files: list[str] | None = None,
+        **kwargs,
     ) -> None:
         self.dtype = dtype or torch.get_default_dtype()
         if self.pre_quantized:

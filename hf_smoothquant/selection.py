@@ -24,8 +24,8 @@ def select_linears(model: PreTrainedModel, config: SmoothQuantConfig) -> Selecti
     """Sorts the Linears of `model` before anything is observed or smoothed.
 
     A Linear stays in float when its weight is tied to another module's, when it is the output embedding, when the model
-    wants it in float32 (`_keep_in_fp32_modules`), when the user excludes it, when it has fewer than `config.min_features`
-    inputs or outputs, or when its class overrides `nn.Linear` (its own forward would be lost).
+    wants it in float32 (`_keep_in_fp32_modules`), when the user excludes it, when it has fewer than
+    `config.min_features` inputs or outputs, or when its class overrides `nn.Linear` (its own forward would be lost).
 
     A pattern of `config.modules_to_not_convert` that matches no Linear is warned about.
     """
@@ -73,9 +73,7 @@ def matches(pattern: str, name: str) -> bool:
 def _tied_parameter_ids(model: PreTrainedModel) -> set[int]:
     """Ids of the weights that a Linear shares with a module of another kind, or that the model declares as tied."""
     declared = {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
-    tied = {
-        id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False) if name in declared
-    }
+    tied = {id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False) if name in declared}
     for module in model.modules():
         if not isinstance(module, nn.Linear):
             tied.update(id(parameter) for parameter in module.parameters(recurse=False))

@@ -26,7 +26,9 @@ def check_versions() -> None:
         if not SpecifierSet(supported).contains(installed, prereleases=True):
             problems.append((package, installed, supported))
     if problems:
-        found = "; ".join(f"{package} {installed} (supported: {supported})" for package, installed, supported in problems)
+        found = "; ".join(
+            f"{package} {installed} (supported: {supported})" for package, installed, supported in problems
+        )
         wanted = " ".join(f"'{package}{supported}'" for package, _, supported in problems)
         raise ImportError(
             f"hf_smoothquant can't work with the installed versions: {found}. Install what it is tested with: "

@@ -35,7 +35,18 @@ def sqnr_db(reference: torch.Tensor, value: torch.Tensor) -> float:
 def write_tokenizer(folder: Path) -> BertTokenizerFast:
     """A WordPiece tokenizer over letters: it needs no file from elsewhere."""
     letters = string.ascii_lowercase
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters), "?", ".", ","]
+    vocab = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        "?",
+        ".",
+        ",",
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(vocab))
     tokenizer = BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=128)

@@ -78,7 +78,7 @@ def test_length_stays_below_what_the_model_takes(model):
 
 def test_missing_tokenizer(model, tmp_path):
     model.name_or_path = str(tmp_path)
-    with pytest.raises(ValueError, match="No tokenizer found.*tokenizer=AutoTokenizer"):
+    with pytest.raises(ValueError, match=r"No tokenizer found.*tokenizer=AutoTokenizer"):
         batches_of(model, dataset=TEXTS)
     assert batches_of(model, dataset=[ids(2, 7)])[1].num_samples == 2  # tensors need none
     assert batches_of(model, dataset=TEXTS, tokenizer=write_tokenizer(tmp_path / "own"))[1].num_samples == len(TEXTS)

@@ -220,7 +220,9 @@ def test_truncated_file(tiny_bert, tmp_path, keep):
 def test_float_weights_under_our_config(tiny_bert, tmp_path):
     quantize(tiny_bert, tmp_path)
     stored = BertForQuestionAnswering.from_pretrained(tiny_bert).state_dict()
-    save_file({key: value.contiguous() for key, value in stored.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(
+        {key: value.contiguous() for key, value in stored.items()}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
     with pytest.raises(ValueError, match="no int8 weight"):
         AutoModelForQuestionAnswering.from_pretrained(tmp_path)
 
@@ -229,12 +231,12 @@ def test_static_checkpoint_under_a_dynamic_config(tiny_bert, tmp_path):
     quantize(tiny_bert, tmp_path)
     file = tmp_path / "config.json"
     file.write_text(file.read_text().replace('"static"', '"dynamic"'))
-    with pytest.raises(ValueError, match="act_quant_scale.*'dynamic'"):
+    with pytest.raises(ValueError, match=r"act_quant_scale.*'dynamic'"):
         AutoModelForQuestionAnswering.from_pretrained(tmp_path)
 
 
 def test_newer_format_and_unknown_keys(saved, tmp_path, transformers_warnings):
-    model, folder = saved
+    model, _ = saved
     model.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     stored = json.loads(file.read_text())
@@ -244,5 +246,5 @@ def test_newer_format_and_unknown_keys(saved, tmp_path, transformers_warnings):
     assert "remark" in transformers_warnings.text
     stored["quantization_config"]["format_version"] = 2
     file.write_text(json.dumps(stored))
-    with pytest.raises(ValueError, match="format version 2.*Upgrade"):
+    with pytest.raises(ValueError, match=r"format version 2.*Upgrade"):
         AutoModelForQuestionAnswering.from_pretrained(tmp_path)

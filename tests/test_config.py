@@ -46,7 +46,9 @@ def test_json_round_trip():
 def test_runtime_objects_never_reach_json():
     config = SmoothQuantConfig(dataset=["secret"], tokenizer=lambda text: text)
     assert "dataset" not in config.to_dict() and "tokenizer" not in config.to_dict()
-    assert "secret" not in config.to_json_string() and "secret" not in repr(config) and "secret" not in str(dict(config))
+    assert (
+        "secret" not in config.to_json_string() and "secret" not in repr(config) and "secret" not in str(dict(config))
+    )
 
 
 def test_runtime_objects_are_shared_not_copied():

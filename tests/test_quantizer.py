@@ -207,18 +207,18 @@ def test_nan_batch_leaves_no_quantized_model(tiny_bert):
 
 
 def test_nothing_to_convert(tiny_bert):
-    with pytest.raises(ValueError, match="no Linear to convert.*excluded by"):
+    with pytest.raises(ValueError, match=r"no Linear to convert.*excluded by"):
         quantized(tiny_bert, modules_to_not_convert=["bert", "qa_outputs"])
 
 
 def test_quantizing_twice_is_refused(tiny_bert, tmp_path):
     quantized(tiny_bert).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="quantized already.*'smoothquant'"):
+    with pytest.raises(ValueError, match=r"quantized already.*'smoothquant'"):
         quantized(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="quantized already.*'gptq'"):
+    with pytest.raises(ValueError, match=r"quantized already.*'gptq'"):
         quantized(tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""Calibration: data sources (`data`), what the Linears see of them (`observer`), and the loop that joins both (`runner`)."""
+"""Calibration: data sources (`data`), what the Linears see of them (`observer`), the loop between (`runner`)."""

@@ -26,8 +26,8 @@ ACCEPTED = (
 class CalibrationData:
     """Batches to calibrate on, counted as they are used.
 
-    Iterating gives mappings of tensors, `[batch, length]` each. Texts are sorted by length, cut into batches and padded per
-    batch, on the right: there padding moves no position of a real token.
+    Iterating gives mappings of tensors, `[batch, length]` each. Texts are sorted by length, cut into batches and
+    padded per batch, on the right: there padding moves no position of a real token.
 
     Attributes:
         name (`str`): what the data is, for the checkpoint: `"builtin"` or the type of the user's object.
@@ -35,7 +35,9 @@ class CalibrationData:
         num_samples, num_tokens (`int`): what has been iterated over so far, padding not counted.
     """
 
-    def __init__(self, name: str, batches: Iterable[Mapping[str, torch.Tensor]], num_batches: int | None, max_samples: int):
+    def __init__(
+        self, name: str, batches: Iterable[Mapping[str, torch.Tensor]], num_batches: int | None, max_samples: int
+    ):
         self.name = name
         self.num_batches = num_batches
         self.num_samples = self.num_tokens = 0
@@ -110,11 +112,15 @@ def _as_batch(element: Any) -> Mapping[str, torch.Tensor]:
 def _from_texts(name: str, texts: Sequence[Text], config: SmoothQuantConfig, model: PreTrainedModel) -> CalibrationData:
     for index, text in enumerate(texts):
         if not _is_text(text):
-            raise TypeError(f"Sample {index} of the calibration dataset is a {type(text).__name__}, not a text. {ACCEPTED}")
+            raise TypeError(
+                f"Sample {index} of the calibration dataset is a {type(text).__name__}, not a text. {ACCEPTED}"
+            )
     texts = [text for text in texts if (text if isinstance(text, str) else "".join(text)).strip()]
     if not texts:
         raise ValueError(f"All texts of the calibration dataset are empty. {ACCEPTED}")
     if len(texts) < config.num_samples:
-        logger.warning(f"Calibrating on {len(texts)} samples: the dataset has fewer than num_samples={config.num_samples}.")
+        logger.warning(
+            f"Calibrating on {len(texts)} samples: the dataset has fewer than num_samples={config.num_samples}."
+        )
     batches = tokenize(texts[: config.num_samples], load_tokenizer(config, model), config, model)
     return CalibrationData(name, batches, len(batches), config.num_samples)

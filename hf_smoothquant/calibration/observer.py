@@ -17,7 +17,8 @@ class LinearStatistics:
     Attributes:
         absmax (`torch.Tensor`): `[K]`, float32; largest magnitude of each channel over all real tokens.
         ndim (`int`): number of dimensions of the input.
-        inputs (`int`): running hash of the identities of the inputs; equal for Linears that always read the same tensors.
+        inputs (`int`): running hash of the identities of the inputs; equal for Linears that always read the same
+            tensors.
     """
 
     absmax: torch.Tensor
@@ -71,8 +72,9 @@ class Observer:
             self._seen[x] = (identity, x._version, absmax)
             if absmax is not None and not torch.isfinite(absmax).all():
                 raise ValueError(
-                    f"Calibration stopped: the input of {name!r} has NaN or infinite values. Check the calibration data, "
-                    "and whether the float model overflows in its dtype (try dtype=torch.float32). Nothing was quantized."
+                    f"Calibration stopped: the input of {name!r} has NaN or infinite values. Check the calibration "
+                    "data, and whether the float model overflows in its dtype (try dtype=torch.float32). "
+                    "Nothing was quantized."
                 )
         if absmax is None:
             return

@@ -44,10 +44,7 @@ def tokenize(
     # A decoder's tokenizer may have no padding token; the mask hides whatever stands there.
     padding = {"input_ids": getattr(tokenizer, "pad_token_id", None) or 0}
     return [
-        {
-            name: pad_sequence([sample[name] for sample in batch], True, padding.get(name, 0))
-            for name in batch[0]
-        }
+        {name: pad_sequence([sample[name] for sample in batch], True, padding.get(name, 0)) for name in batch[0]}
         for batch in (samples[i : i + config.batch_size] for i in range(0, len(samples), config.batch_size))
     ]
 

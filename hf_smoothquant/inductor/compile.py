@@ -26,23 +26,23 @@ def compile(
 ) -> Model:
     """Compiles a quantized model: each quantized Linear becomes one fused oneDNN int8 kernel.
 
-    The result is a model of the same class on the same weights, called like the original, which stays as it is (eager). The
-    first call with new kinds of inputs compiles for 10 to 60 s. Weights are frozen into the compiled code: change them
-    afterwards and the compiled model doesn't see it. Calls run without gradients.
+    The result is a model of the same class on the same weights, called like the original, which stays as it is
+    (eager). The first call with new kinds of inputs compiles for 10 to 60 s. Weights are frozen into the compiled
+    code: change them afterwards and the compiled model doesn't see it. Calls run without gradients.
 
     Inductor options hold during the calls of this model only; the process's configuration is left alone.
 
     Args:
         model (`nn.Module`): a model with int8 Linears, in eval mode.
-        dynamic (`bool`, *optional*): as `torch.compile` has it: `None` compiles for the shapes met, and for all shapes once
-            they vary; `True` for all shapes at once; `False` for each shape anew.
+        dynamic (`bool`, *optional*): as `torch.compile` has it: `None` compiles for the shapes met, and for all shapes
+            once they vary; `True` for all shapes at once; `False` for each shape anew.
         autocast (`torch.dtype`, *optional*): `torch.bfloat16` runs the float operations between the Linears (attention
             first of all) in bfloat16: for models loaded in float32.
         options (`Mapping[str, Any]`, *optional*): further Inductor options, e.g. `{"max_autotune": True}`.
 
     Returns:
-        The compiled model. Its `fusion_coverage` says, after the first call, how many Linears were fused (`fused`) and which
-        were not (`unfused`); the latter are also warned about.
+        The compiled model. Its `fusion_coverage` says, after the first call, how many Linears were fused (`fused`) and
+        which were not (`unfused`); the latter are also warned about.
 
     Raises:
         `ValueError`: the model has no int8 Linear, or is in training mode, or an option doesn't exist.
@@ -62,11 +62,13 @@ def compile(
         with inductor_config.patch(options):
             pass
     except (AttributeError, KeyError) as error:
-        raise ValueError(f"Inductor doesn't have one of the options: {error}. See torch._inductor.list_options().") from error
+        raise ValueError(
+            f"Inductor doesn't have one of the options: {error}. See torch._inductor.list_options()."
+        ) from error
     register_fusions()
     compiled = copy.copy(model)  # shares weights and submodules; nn.Module keeps its compiled form per object
-    # Isolated: recompilations are counted per function, and all models share this one. Otherwise the ninth compilation of
-    # a process would silently run eager.
+    # Isolated: recompilations are counted per function, and all models share this one. Otherwise the ninth compilation
+    # of a process would silently run eager.
     run = torch.compile(compiled._call_impl, dynamic=dynamic, backend=_backend(coverage), isolate_recompiles=True)
 
     @functools.wraps(model.forward)

@@ -9,11 +9,11 @@ INT8_MAX = 127
 def smoothing_factors(x_absmax: torch.Tensor, w_absmax: torch.Tensor, alpha: float) -> torch.Tensor:
     """Per-channel factors `s` for `Y = (X / s) (W * s)^T`: `s_j = max|X_j|^alpha / max|W_:,j|^(1 - alpha)`.
 
-    Equation 4 of SmoothQuant (https://arxiv.org/abs/2211.10438, section 4). For `max|X_j| = 100`, `max|W_:,j| = 0.1` and
-    `alpha = 0.5`, `s_j = 31.62` and both smoothed maxima are 3.162.
+    Equation 4 of SmoothQuant (https://arxiv.org/abs/2211.10438, section 4). For `max|X_j| = 100`, `max|W_:,j| = 0.1`
+    and `alpha = 0.5`, `s_j = 31.62` and both smoothed maxima are 3.162.
 
-    A channel that was always zero in calibration, or whose weight column is zero, gives no ratio to balance: its factor is
-    1, so that a value met there later is neither blown up nor lost. Factors are clamped to [1e-4, 1e4].
+    A channel that was always zero in calibration, or whose weight column is zero, gives no ratio to balance: its
+    factor is 1, so that a value met there later is neither blown up nor lost. Factors are clamped to [1e-4, 1e4].
 
     Args:
         x_absmax (`torch.Tensor`): `[K]`, float; largest magnitude of each input channel.

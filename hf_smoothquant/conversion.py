@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from hf_smoothquant.calibration.data import calibration_data
@@ -32,6 +33,8 @@ def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> SmoothQ
     selection = select_linears(model, config)
     if not selection.convert:
         reasons = sorted(set(selection.kept.values())) or ["it has no nn.Linear"]
+        if any(isinstance(module, Conv1D) for module in model.modules()):
+            reasons.append("Conv1D, which stands in for Linear in GPT-2, is not supported yet")
         raise ValueError(
             f"SmoothQuant found no Linear to convert in {type(model).__name__}: {'; '.join(reasons)}. Load the model "
             "without quantization_config, or change modules_to_not_convert / min_features."

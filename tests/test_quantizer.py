@@ -1,6 +1,8 @@
 import copy
 import importlib
 import json
+import multiprocessing
+import operator
 import pickle
 import subprocess
 import sys
@@ -111,6 +113,13 @@ def test_copies(tiny_bert, inputs, clone):
     twin = clone(model)
     assert torch.equal(logits(twin, inputs), logits(model, inputs))
     assert twin.get_memory_footprint() == model.get_memory_footprint() and twin.get_memory_footprint.model is twin
+
+
+def test_a_spawned_process_gives_the_same(tiny_bert, inputs):
+    model = quantized(tiny_bert).requires_grad_(False)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        output = pool.apply(operator.methodcaller("forward", **inputs), (model,))
+    assert torch.equal(torch.stack([output.start_logits, output.end_logits]), logits(model, inputs))
 
 
 def test_print_and_pipeline(save_tiny, tiny_config):

@@ -14,7 +14,7 @@ FORMAT_VERSION = 1
 ACTIVATIONS = ("static", "dynamic")
 
 # Objects of this process: they never reach config.json and are shared, not copied, with the config.
-_RUNTIME_ONLY = ("dataset", "tokenizer")
+_RUNTIME_ONLY = ("dataset", "dataset_kwargs", "text_columns", "tokenizer")
 
 
 class SmoothQuantConfig(QuantizationConfigMixin):
@@ -31,8 +31,14 @@ class SmoothQuantConfig(QuantizationConfigMixin):
             weights alone, 1 the activations alone. The paper's 0.5 is for weights quantized per tensor, too; with a
             scale per row they bear more: on fine-tuned BERTs 0.85 gave 10 to 15 dB less noise in the static logits.
         dataset (*optional*):
-            What to calibrate on: `None` for the built-in corpus, a list of texts, a list of (text, text) pairs, or an
-            iterable of batches (`dict`s of tensors, `BatchEncoding`s or tensors of token ids), e.g. a `DataLoader`.
+            What to calibrate on: `None` for the built-in corpus; a hub id (read as a stream), a local csv, tsv, json,
+            jsonl, parquet or txt file or a folder; a list of texts, of (text, text) pairs or of dicts; a
+            `datasets.Dataset`, tokenized or not; or an iterable of batches (`dict`s of tensors, `BatchEncoding`s,
+            tensors of token ids, tuples of tensors), e.g. a `DataLoader`.
+        dataset_kwargs (`dict`, *optional*):
+            Arguments of `datasets.load_dataset` for a hub id, file or folder: `name`, `split` (default `"train"`), ...
+        text_columns (`list[str]`, *optional*):
+            The one or two columns of a table to take as text; found by themselves where that is clear.
         tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*):
             The tokenizer of the texts; the model's own by default. Not used when `dataset` holds tensors.
         num_samples (`int`, *optional*, defaults to 128):
@@ -41,6 +47,8 @@ class SmoothQuantConfig(QuantizationConfigMixin):
             Length in tokens at which texts are cut (less where the model takes less).
         batch_size (`int`, *optional*, defaults to 8):
             Texts per calibration batch. It changes the time, not the result.
+        seed (`int`, *optional*, defaults to 0):
+            Of the shuffling of `datasets` objects.
         modules_to_not_convert (`list[str]`, *optional*):
             Linears to leave in float, besides those that always stay so (tied weights, output embeddings, the model's
             own `_keep_in_fp32_modules`): names, parts of names between dots, or `"re:"` patterns searched in the full
@@ -61,10 +69,13 @@ class SmoothQuantConfig(QuantizationConfigMixin):
         activation: str = "static",
         alpha: float = 0.85,
         dataset: Any = None,
+        dataset_kwargs: dict[str, Any] | None = None,
+        text_columns: list[str] | None = None,
         tokenizer: Any = None,
         num_samples: int = 128,
         max_length: int = 512,
         batch_size: int = 8,
+        seed: int = 0,
         modules_to_not_convert: list[str] | None = None,
         min_features: int = 32,
         calibration: dict[str, Any] | None = None,
@@ -74,10 +85,13 @@ class SmoothQuantConfig(QuantizationConfigMixin):
         self.activation = activation
         self.alpha = alpha
         self.dataset = dataset
+        self.dataset_kwargs = dataset_kwargs
+        self.text_columns = text_columns
         self.tokenizer = tokenizer
         self.num_samples = num_samples
         self.max_length = max_length
         self.batch_size = batch_size
+        self.seed = seed
         self.modules_to_not_convert = modules_to_not_convert
         self.min_features = min_features
         self.calibration = calibration
@@ -99,6 +113,13 @@ class SmoothQuantConfig(QuantizationConfigMixin):
                 raise TypeError(f"{name} must be a whole number, got {value!r}.")
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"seed must be a whole number, got {self.seed!r}.")
+        if not (self.dataset_kwargs is None or isinstance(self.dataset_kwargs, dict)):
+            raise TypeError(f"dataset_kwargs must be a dict for datasets.load_dataset, got {self.dataset_kwargs!r}.")
+        columns = self.text_columns
+        if isinstance(columns, str) or not (columns is None or all(isinstance(name, str) for name in columns)):
+            raise TypeError(f"text_columns must be a list of one or two column names, got {columns!r}.")
         names = self.modules_to_not_convert
         if isinstance(names, str) or not (
             names is None or (isinstance(names, list | tuple) and all(isinstance(name, str) and name for name in names))
@@ -150,7 +171,7 @@ class SmoothQuantConfig(QuantizationConfigMixin):
         return {key: copy.deepcopy(value) for key, value in self.__dict__.items() if key not in _RUNTIME_ONLY}
 
     def without_runtime_objects(self, calibration: dict[str, Any]) -> "SmoothQuantConfig":
-        """The config of the quantized model: without `dataset` and `tokenizer`, a record of them in `calibration`."""
+        """The config of the quantized model: without the data and tokenizer, a record of them in `calibration`."""
         config = copy.copy(self)
         for name in _RUNTIME_ONLY:
             setattr(config, name, None)

@@ -1,11 +1,13 @@
+import datasets
 import pytest
 import torch
 from conftest import TEXTS, write_tokenizer
 from transformers import BatchEncoding, BertForQuestionAnswering
 
 from hf_smoothquant import SmoothQuantConfig
-from hf_smoothquant.calibration.data import builtin_corpus, calibration_data
+from hf_smoothquant.calibration.data import calibration_data
 from hf_smoothquant.calibration.runner import calibrate
+from hf_smoothquant.calibration.sources import builtin_corpus
 from hf_smoothquant.selection import select_linears
 
 
@@ -34,6 +36,14 @@ def ids(*shape):
         ([{"input_ids": ids(1, 5), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]]), "labels": ids(1)}], 1, 3),
         ([BatchEncoding({"input_ids": ids(2, 5)})], 2, 10),
         (torch.utils.data.DataLoader(ids(6, 5), batch_size=4), 6, 30),
+        (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ids(3, 5), torch.ones(3, 5).long())), 3, 15),
+        ([{"text": "a", "label": 0}, {"text": "b c", "label": 1}], 2, 3 + 4),
+        ([{"question": "a", "context": "b", "id": "x"}], 1, 5),
+        ([{"foo": "a", "n": 3}], 1, 3),
+        ([{"input_ids": [5, 6, 7], "label": 3}, {"input_ids": [5], "label": 0}], 2, 4),
+        ([{"input_ids": torch.tensor([5, 6]), "attention_mask": torch.tensor([1, 0])}], 1, 1),
+        (datasets.Dataset.from_dict({"premise": ["a", "b"], "hypothesis": ["c", "d e"], "idx": [0, 1]}), 2, 5 + 6),
+        (datasets.Dataset.from_dict({"text": ["a"]}).to_iterable_dataset(), 1, 3),
     ],
 )
 def test_kinds_of_datasets(model, dataset, samples, tokens):
@@ -42,7 +52,7 @@ def test_kinds_of_datasets(model, dataset, samples, tokens):
     assert (data.num_samples, data.num_tokens) == (samples, tokens)
 
 
-@pytest.mark.parametrize("dataset", [3, "some/name", {"a": 1}, [3], [["a", 1]], [{"text": "a"}], ["a", 3]])
+@pytest.mark.parametrize("dataset", [3, b"a", {"a": 1}, [3], [["a", 1]], [[]], ["a", 3]])
 def test_a_wrong_kind_says_what_is_accepted(model, dataset):
     with pytest.raises(TypeError, match="Accepted: None"):
         batches_of(model, dataset=dataset)
@@ -52,6 +62,61 @@ def test_a_wrong_kind_says_what_is_accepted(model, dataset):
 def test_empty_datasets(model, dataset):
     with pytest.raises(ValueError, match="empty"):
         batches_of(model, dataset=dataset)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "jsonl", "parquet", "txt"])
+def test_local_files(model, tmp_path, suffix):
+    table = datasets.Dataset.from_dict({"sentence1": ["a", "b c"], "sentence2": ["d", "e"], "label": [0, 1]})
+    file = tmp_path / f"data.{suffix}"
+    if suffix == "txt":
+        file.write_text("a b\nc d\n")
+    elif suffix == "parquet":
+        table.to_parquet(file)
+    elif suffix in ("csv", "tsv"):
+        table.to_csv(file, sep="\t" if suffix == "tsv" else ",", index=False)
+    else:
+        table.to_json(file)
+    _, data = batches_of(model, dataset=str(file))
+    assert data.describe() == {"dataset": file.name, "num_samples": 2, "num_tokens": 8 if suffix == "txt" else 11}
+
+
+def test_local_folders(model, tmp_path):
+    table = datasets.Dataset.from_dict({"text": ["a", "b c"]})
+    (tmp_path / "files").mkdir()
+    table.to_csv(tmp_path / "files" / "train.csv", index=False)
+    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(tmp_path / "saved")
+    assert batches_of(model, dataset=str(tmp_path / "files"))[1].num_tokens == 7
+    assert batches_of(model, dataset=tmp_path / "saved")[1].num_tokens == 7
+    assert batches_of(model, dataset=tmp_path / "saved", dataset_kwargs={"split": "test"})[1].num_samples == 1
+
+
+def test_what_cannot_be_loaded(model, tmp_path):
+    with pytest.raises(ValueError, match=r"'no/such' can't be loaded.*dataset_kwargs"):
+        batches_of(model, dataset="no/such")
+    (tmp_path / "data.doc").write_text("a")
+    with pytest.raises(ValueError, match=r"files that end in '\.doc'"):
+        batches_of(model, dataset=str(tmp_path / "data.doc"))
+    with pytest.raises(ValueError, match="give them with a hub id"):
+        batches_of(model, dataset=["a"], dataset_kwargs={"split": "train"})
+
+
+def test_text_columns(model):
+    rows = [{"a": "x", "b": "y y", "c": "z z z", "n": 1}]
+    assert batches_of(model, dataset=rows, text_columns=["b"])[1].num_tokens == 4
+    assert batches_of(model, dataset=rows, text_columns=["c", "b"])[1].num_tokens == 8
+    with pytest.raises(ValueError, match=r"text columns: a, b, c\. Name one or two"):
+        batches_of(model, dataset=rows)
+    with pytest.raises(ValueError, match="missing: nope"):
+        batches_of(model, dataset=rows, text_columns=["nope"])
+
+
+def test_datasets_are_shuffled_by_the_seed(model):
+    table = datasets.Dataset.from_dict({"text": ["a " * n for n in range(1, 60)]})
+
+    def tokens(seed):
+        return batches_of(model, dataset=table, num_samples=5, seed=seed)[1].num_tokens
+
+    assert tokens(0) == tokens(0) and len({tokens(seed) for seed in range(4)}) > 1
 
 
 def test_fewer_samples_than_asked_for_warns(model, transformers_warnings):

@@ -1,8 +1,6 @@
-"""Calibration data: from what the user has (texts, pairs, batches, nothing) to batches of tensors."""
+"""Calibration data: from the elements of any source to batches of tensors."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import resources
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
@@ -10,17 +8,14 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_smoothquant.calibration.tokenization import load_tokenizer, tokenize
+from hf_smoothquant.calibration.sources import ACCEPTED, open_source, row_text
+from hf_smoothquant.calibration.tokenization import batch_samples, load_tokenizer, tokenize
 from hf_smoothquant.config import SmoothQuantConfig
 
 logger = logging.get_logger(__name__)
 
-Text = str | tuple[str, str]
-
-ACCEPTED = (
-    "Accepted: None (the built-in corpus), a list of texts, a list of (text, text) pairs, or an iterable of batches "
-    "(dicts of tensors, BatchEncodings, or tensors of token ids), e.g. a DataLoader."
-)
+# What a tuple of tensors means, by position: the order in which encoders take their arguments.
+TUPLE_NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class CalibrationData:
@@ -65,62 +60,74 @@ def calibration_data(config: SmoothQuantConfig, model: PreTrainedModel) -> Calib
     """Prepares `config.dataset` for `model`.
 
     Raises:
-        `TypeError`: the dataset, or its first element, is of a kind that isn't accepted.
-        `ValueError`: it is empty, or holds only empty texts, or needs a tokenizer and none is found.
+        `TypeError`: the dataset, or one of its elements, is of a kind that isn't accepted.
+        `ValueError`: it can't be loaded, is empty, holds only empty texts, or needs a tokenizer and none is found.
     """
-    dataset = config.dataset
-    if dataset is None:
-        return _from_texts("builtin", builtin_corpus(), config, model)
-    name = type(dataset).__name__
-    if isinstance(dataset, str | bytes | Mapping) or not isinstance(dataset, Iterable):
-        raise TypeError(f"SmoothQuantConfig(dataset=...) can't be a {name}. {ACCEPTED}")
-    elements = iter(dataset)
+    name, elements = open_source(config.dataset, config.dataset_kwargs or {}, config.seed)
     first = next(elements, None)
     if first is None:
         raise ValueError(f"The calibration dataset ({name}) is empty. {ACCEPTED}")
-    rest = chain([first], elements)
-    if _is_text(first):
-        texts = list(islice(rest, config.num_samples))
-        return _from_texts(name, texts, config, model)
-    if isinstance(first, Mapping | torch.Tensor):
-        return CalibrationData(name, map(_as_batch, rest), None, config.num_samples)
-    raise TypeError(f"The calibration dataset ({name}) holds elements of type {type(first).__name__}. {ACCEPTED}")
+    elements = chain([first], elements)
+    if _is_batch(first):
+        return CalibrationData(name, map(_as_batch, elements), None, config.num_samples)
+    elements = list(islice(elements, config.num_samples))
+    if _is_tokenized(first):
+        samples = [_as_sample(element, config.max_length) for element in elements]
+    else:
+        texts = _as_texts(elements, config.text_columns)
+        samples = tokenize(texts, load_tokenizer(config, model), config, model)
+    if len(samples) < config.num_samples:
+        logger.warning(f"Calibrating on {len(samples)} samples: fewer than num_samples={config.num_samples}.")
+    batches = batch_samples(samples, config.batch_size)
+    return CalibrationData(name, batches, len(batches), config.num_samples)
 
 
-def builtin_corpus() -> list[Text]:
-    """The corpus shipped with the package: prose and (question, passage) pairs in several languages.
-
-    Its order is such that the first N samples have the mix of the whole; see `corpus/README.md` for its origin.
-    """
-    path = resources.files(__package__) / "corpus" / "builtin.jsonl"
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [record["text"] if "text" in record else (record["question"], record["context"]) for record in records]
-
-
-def _is_text(element: Any) -> bool:
-    is_pair = isinstance(element, tuple | list) and len(element) == 2 and all(isinstance(part, str) for part in element)
-    return isinstance(element, str) or is_pair
+def _is_batch(element: Any) -> bool:
+    if isinstance(element, Mapping):
+        return any(isinstance(value, torch.Tensor) and value.ndim > 1 for value in element.values())
+    if isinstance(element, tuple | list):
+        return bool(element) and all(isinstance(part, torch.Tensor) for part in element)
+    return isinstance(element, torch.Tensor)
 
 
 def _as_batch(element: Any) -> Mapping[str, torch.Tensor]:
-    batch = {"input_ids": element} if isinstance(element, torch.Tensor) else element
-    if not isinstance(batch, Mapping) or not any(isinstance(value, torch.Tensor) for value in batch.values()):
+    if not _is_batch(element):
         raise TypeError(f"A calibration batch is a {type(element).__name__} without tensors in it. {ACCEPTED}")
-    return {key: value for key, value in batch.items() if key != "labels"}
+    if isinstance(element, torch.Tensor):
+        element = (element,)
+    if not isinstance(element, Mapping):
+        element = dict(zip(TUPLE_NAMES, element, strict=False))  # what comes after them are labels
+    return {key: value for key, value in element.items() if key != "labels"}
 
 
-def _from_texts(name: str, texts: Sequence[Text], config: SmoothQuantConfig, model: PreTrainedModel) -> CalibrationData:
-    for index, text in enumerate(texts):
-        if not _is_text(text):
-            raise TypeError(
-                f"Sample {index} of the calibration dataset is a {type(text).__name__}, not a text. {ACCEPTED}"
-            )
-    texts = [text for text in texts if (text if isinstance(text, str) else "".join(text)).strip()]
+def _is_tokenized(element: Any) -> bool:
+    return isinstance(element, Mapping) and "input_ids" in element
+
+
+def _as_sample(element: Any, max_length: int) -> dict[str, torch.Tensor]:
+    """The columns of token ids and masks of one tokenized row, `[length]` each."""
+    if not _is_tokenized(element):
+        raise TypeError(f"A sample of the calibration dataset has no input_ids, unlike the first. {ACCEPTED}")
+    length = len(element["input_ids"])
+    sample = {
+        name: torch.as_tensor(value)[:max_length]
+        for name, value in element.items()
+        if name in TUPLE_NAMES and value is not None and len(value) == length
+    }
+    sample.setdefault("attention_mask", torch.ones_like(sample["input_ids"]))
+    return sample
+
+
+def _as_texts(elements: list[Any], columns: list[str] | None) -> list[str | tuple[str, str]]:
+    texts = []
+    for index, element in enumerate(elements):
+        if isinstance(element, Mapping):
+            element = row_text(element, columns)
+        is_pair = isinstance(element, tuple | list) and len(element) == 2
+        if not isinstance(element, str) and not (is_pair and all(isinstance(part, str) for part in element)):
+            raise TypeError(f"Sample {index} of the calibration dataset is a {type(element).__name__}. {ACCEPTED}")
+        if "".join(element).strip():
+            texts.append(element)
     if not texts:
         raise ValueError(f"All texts of the calibration dataset are empty. {ACCEPTED}")
-    if len(texts) < config.num_samples:
-        logger.warning(
-            f"Calibrating on {len(texts)} samples: the dataset has fewer than num_samples={config.num_samples}."
-        )
-    batches = tokenize(texts[: config.num_samples], load_tokenizer(config, model), config, model)
-    return CalibrationData(name, batches, len(batches), config.num_samples)
+    return texts

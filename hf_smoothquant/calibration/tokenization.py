@@ -33,19 +33,26 @@ def load_tokenizer(config: SmoothQuantConfig, model: PreTrainedModel) -> Any:
 def tokenize(
     texts: Sequence[str | tuple[str, str]], tokenizer: Any, config: SmoothQuantConfig, model: PreTrainedModel
 ) -> list[dict[str, torch.Tensor]]:
-    """Batches of `config.batch_size` texts of similar length, padded on the right to the longest of each batch."""
+    """Token ids, masks and whatever else the tokenizer gives for each text, `[length]` each, cut to what fits."""
     max_length = _max_length(tokenizer, config, model)
     samples = []
     for text in texts:
         pair = (text,) if isinstance(text, str) else tuple(text)
         encoding = tokenizer(*pair, truncation=True, max_length=max_length, return_attention_mask=True)
         samples.append({name: torch.tensor(ids) for name, ids in encoding.items()})
-    samples.sort(key=lambda sample: len(sample["input_ids"]))
-    # A decoder's tokenizer may have no padding token; the mask hides whatever stands there.
-    padding = {"input_ids": getattr(tokenizer, "pad_token_id", None) or 0}
+    return samples
+
+
+def batch_samples(samples: list[dict[str, torch.Tensor]], batch_size: int) -> list[dict[str, torch.Tensor]]:
+    """Batches of samples of similar length, padded on the right to the longest of each batch, `[batch, length]`.
+
+    Padding is zeros: the attention mask hides what stands there, and a decoder's tokenizer may have no padding token.
+    """
+    samples = sorted(samples, key=lambda sample: len(sample["input_ids"]))
+    batches = (samples[i : i + batch_size] for i in range(0, len(samples), batch_size))
     return [
-        {name: pad_sequence([sample[name] for sample in batch], True, padding.get(name, 0)) for name in batch[0]}
-        for batch in (samples[i : i + config.batch_size] for i in range(0, len(samples), config.batch_size))
+        {name: pad_sequence([sample[name] for sample in batch], batch_first=True) for name in batch[0]}
+        for batch in batches
     ]
 
 

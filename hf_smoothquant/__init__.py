@@ -2,9 +2,10 @@
 
 from hf_smoothquant.config import SmoothQuantConfig
 from hf_smoothquant.quantizer import register
+from hf_smoothquant.report import quantization_report
 
 __version__ = "0.1.0"
-__all__ = ["SmoothQuantConfig", "compile"]
+__all__ = ["SmoothQuantConfig", "compile", "quantization_report"]
 
 register()
 

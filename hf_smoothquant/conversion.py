@@ -1,7 +1,7 @@
 """From a calibrated float model to an int8 one, in place, and back."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -13,18 +13,19 @@ from hf_smoothquant.calibration.data import calibration_data
 from hf_smoothquant.calibration.observer import Group
 from hf_smoothquant.calibration.runner import calibrate
 from hf_smoothquant.config import SmoothQuantConfig
-from hf_smoothquant.linear import Int8Linear, dequantize_weight, quantize_weight
-from hf_smoothquant.selection import select_linears
-from hf_smoothquant.smoothing.factors import activation_scale, smoothing_factors
+from hf_smoothquant.linear import Int8Linear, dequantize_weight
+from hf_smoothquant.report import GroupReport, QuantizationReport
+from hf_smoothquant.selection import matches, select_linears
+from hf_smoothquant.smoothing.alpha import alpha_setting, group_sqnr_db, quantize_group, search_alpha
 
 logger = logging.get_logger(__name__)
 
 
-def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> SmoothQuantConfig:
+def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> tuple[SmoothQuantConfig, QuantizationReport]:
     """Calibrates `model` and converts its Linears to int8, in place. Nothing is converted when calibration fails.
 
     Returns:
-        `SmoothQuantConfig`: the config of the quantized model, with a record of the calibration and without its data.
+        The config of the quantized model, with a record of the calibration and without its data, and the report.
 
     Raises:
         `ValueError`: no Linear of the model can be converted, or calibration data is missing, empty or gives NaN.
@@ -49,28 +50,49 @@ def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> SmoothQ
         )
     if unreached:
         logger.warning(f"Left in float, since calibration never reached them: {', '.join(unreached)}.")
-    for group in observer.groups():
-        convert_group([selection.convert[name] for name in group.names], group, config)
-    return config.without_runtime_objects(data.describe())
+    _warn_of_useless_patterns(config.alpha, selection.convert)
+    report = QuantizationReport(kept=selection.kept | dict.fromkeys(unreached, "never reached in calibration"))
+    for group in logging.tqdm(observer.groups(), desc="Quantizing", unit="group", leave=False):
+        linears = [selection.convert[name] for name in group.names]
+        report.groups.append(convert_group(linears, group, config))
+    return config.without_runtime_objects(data.describe()), report
 
 
 @torch.no_grad()
-def convert_group(linears: Iterable[nn.Linear], group: Group, config: SmoothQuantConfig) -> None:
+def convert_group(linears: Sequence[nn.Linear], group: Group, config: SmoothQuantConfig) -> GroupReport:
     """Turns the Linears of one group into `Int8Linear`s with a common smoothing factor and activation scale.
 
     A weight shared by several Linears is quantized once and stays shared.
     """
-    linears = list(linears)
-    w_absmax = torch.stack([linear.weight.abs().amax(0).float() for linear in linears]).amax(0)
-    factors = smoothing_factors(group.absmax, w_absmax, config.alpha)
-    scale = activation_scale(group.absmax, factors) if config.activation == "static" else None
     by_weight: dict[nn.Parameter, list[nn.Linear]] = defaultdict(list)
     for linear in linears:
         by_weight[linear.weight].append(linear)
-    for weight, owners in by_weight.items():
-        quantized = nn.Parameter(quantize_weight(weight, factors, scale, group.ndim), requires_grad=False)
+    weights = list(by_weight)
+    alpha = alpha_setting(config.alpha, group.names)
+    if alpha == "auto":
+        alpha = search_alpha(weights, group.absmax, group.rows, config)
+    quantized, factors = quantize_group(weights, group.absmax, alpha, config, group.ndim)
+    report = GroupReport(
+        names=group.names,
+        alpha=alpha,
+        x_absmax=group.absmax.max().item(),
+        w_absmax=max(weight.abs().max().item() for weight in weights),
+        smoothed_x_absmax=(group.absmax / factors).max().item(),
+        smoothed_w_absmax=max((weight.abs() * factors).max().item() for weight in weights),
+        act_scale=None if quantized[0].act_quant_scale is None else quantized[0].act_quant_scale.item(),
+        sqnr_db=group_sqnr_db(weights, quantized, group.rows),
+    )
+    for int8, owners in zip(quantized, by_weight.values(), strict=True):
+        parameter = nn.Parameter(int8, requires_grad=False)
         for linear in owners:
-            Int8Linear.adopt(linear).weight = quantized
+            Int8Linear.adopt(linear).weight = parameter
+    return report
+
+
+def _warn_of_useless_patterns(alpha: object, names: Iterable[str]) -> None:
+    for pattern in alpha if isinstance(alpha, Mapping) else ():
+        if not any(matches(pattern, name) for name in names):
+            logger.warning(f"alpha: {pattern!r} matches no Linear that is converted.")
 
 
 def dequantize_model(model: nn.Module, dtype: torch.dtype | None = None) -> None:

@@ -1,6 +1,7 @@
 """The plugin: transformers' quantizer hooks. Their order and meaning are those of transformers 5.24."""
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.utils import logging
 
 from hf_smoothquant.config import QUANT_METHOD, SmoothQuantConfig
 from hf_smoothquant.footprint import MemoryFootprint
+from hf_smoothquant.report import QuantizationReport, SavePretrained
 from hf_smoothquant.versions import check_versions
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class SmoothQuantHfQuantizer(HfQuantizer):
 
             self.load_errors: list[str] = []
             self.checksums = check_checkpoint(checkpoint_files or [], self.quantization_config)
+            self.report = QuantizationReport.load(Path(checkpoint_files[0]).parent)
 
     def _process_model_after_weight_loading(self, model: "PreTrainedModel", **kwargs) -> "PreTrainedModel":
         if not self.pre_quantized:
@@ -66,11 +69,12 @@ class SmoothQuantHfQuantizer(HfQuantizer):
             devices = {str(parameter.device) for parameter in model.parameters()}
             if len(devices) > 1:
                 raise ValueError(f"SmoothQuant needs the whole model on one device, and it is on {sorted(devices)}.")
-            self.quantization_config = quantize_model(model, self.quantization_config)
+            self.quantization_config, self.report = quantize_model(model, self.quantization_config)
             model.config.quantization_config = self.quantization_config
         else:
             self._finish_loading(model)
         model.get_memory_footprint = MemoryFootprint(model)
+        model.save_pretrained = SavePretrained(model)
         return model
 
     def _finish_loading(self, model: "PreTrainedModel") -> None:
@@ -114,7 +118,7 @@ class SmoothQuantHfQuantizer(HfQuantizer):
         from hf_smoothquant.conversion import dequantize_model
 
         dequantize_model(model, dtype)
-        del model.get_memory_footprint
+        del model.get_memory_footprint, model.save_pretrained
         return model
 
     def is_serializable(self) -> bool:

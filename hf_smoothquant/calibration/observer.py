@@ -9,6 +9,30 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+SAMPLE_ROWS = 128
+
+
+class RowSample:
+    """A uniform sample of up to `SAMPLE_ROWS` of all rows it is shown, by random keys: their number needn't be known.
+
+    Attributes:
+        rows (`torch.Tensor`): `[R, K]`, of the input's dtype.
+    """
+
+    def __init__(self, seed: int = 0):
+        self._generator = torch.Generator().manual_seed(seed)
+        self._keys = torch.empty(0)
+        self.rows = torch.empty(0)
+
+    def add(self, rows: torch.Tensor) -> None:
+        """Takes `rows`, `[n, K]`, into account."""
+        keys = torch.cat([self._keys, torch.rand(len(rows), generator=self._generator)])
+        kept = keys.topk(min(SAMPLE_ROWS, len(keys))).indices
+        is_new = kept >= len(self._keys)
+        fresh = rows[(kept[is_new] - len(self._keys)).to(rows.device)]
+        self.rows = torch.cat([self.rows[kept[~is_new].to(rows.device)], fresh]) if len(self._keys) else fresh
+        self._keys = torch.cat([keys[kept[~is_new]], keys[kept[is_new]]])
+
 
 @dataclass
 class LinearStatistics:
@@ -19,10 +43,12 @@ class LinearStatistics:
         ndim (`int`): number of dimensions of the input.
         inputs (`int`): running hash of the identities of the inputs; equal for Linears that always read the same
             tensors.
+        sample (`RowSample`): rows of the inputs that this Linear was the first to read.
     """
 
     absmax: torch.Tensor
     ndim: int
+    sample: RowSample
     inputs: int = 0
 
 
@@ -34,11 +60,13 @@ class Group:
         names (`list[str]`): full names of the Linears.
         absmax (`torch.Tensor`): `[K]`, float32; largest magnitude of each channel of their input.
         ndim (`int`): number of dimensions of that input.
+        rows (`torch.Tensor`): `[R, K]`; a uniform sample of that input, padding excluded; up to 128 rows.
     """
 
     names: list[str]
     absmax: torch.Tensor
     ndim: int
+    rows: torch.Tensor
 
 
 class Observer:
@@ -66,9 +94,11 @@ class Observer:
             `ValueError`: `x` has a NaN or an infinity in a real position.
         """
         identity, version, absmax = self._seen.get(x, (0, None, None))
+        rows = None
         if version != x._version:
             self._num_seen += 1
-            identity, absmax = self._num_seen, self._absmax(x)
+            rows = self._real_rows(x)
+            identity, absmax = self._num_seen, torch.maximum(rows.amax(0), -rows.amin(0)).float() if len(rows) else None
             self._seen[x] = (identity, x._version, absmax)
             if absmax is not None and not torch.isfinite(absmax).all():
                 raise ValueError(
@@ -80,19 +110,21 @@ class Observer:
             return
         known = self._statistics.get(name)
         if known is None:
-            known = self._statistics[name] = LinearStatistics(absmax, x.ndim)
+            known = self._statistics[name] = LinearStatistics(absmax, x.ndim, RowSample())
         known.absmax = torch.maximum(known.absmax, absmax)
         known.inputs = hash((known.inputs, identity))
+        if rows is not None:
+            known.sample.add(rows)
 
-    def _absmax(self, x: torch.Tensor) -> torch.Tensor | None:
+    def _real_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows of `x`, `[..., K]`, that aren't padding: `[n, K]`."""
         rows = x.detach()
         for mask in self._masks:
             if mask.shape == x.shape[:-1]:
                 rows = x[mask]
             elif x.shape[:-1] == (mask.numel(),):
                 rows = x[mask.flatten()]
-        rows = rows.reshape(-1, x.shape[-1])
-        return torch.maximum(rows.amax(0), -rows.amin(0)).float() if len(rows) else None
+        return rows.reshape(-1, x.shape[-1])
 
     def unreached(self) -> list[str]:
         """Names of the Linears that no batch went through (or only padding)."""
@@ -114,7 +146,9 @@ class Observer:
     def _group(self, names: list[str]) -> Group:
         statistics = [self._statistics[name] for name in names]
         absmax = torch.stack([one.absmax for one in statistics]).amax(0)
-        return Group(names, absmax, statistics[0].ndim)
+        # The first reader of a tensor samples it: one Linear for the whole group, unless only their weight is shared.
+        rows = max((one.sample.rows for one in statistics), key=len)
+        return Group(names, absmax, statistics[0].ndim, rows)
 
 
 @contextmanager

@@ -1,0 +1,113 @@
+"""What quantization did to each group of Linears: a table to print, and a JSON file beside the checkpoint."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+REPORT_NAME = "quantization_report.json"
+
+
+@dataclass
+class GroupReport:
+    """One group of Linears with a common input.
+
+    Attributes:
+        names (`list[str]`): full names of the Linears.
+        alpha (`float`): smoothing strength that was used.
+        x_absmax, w_absmax (`float`): largest magnitudes of the input and of the weights before smoothing.
+        smoothed_x_absmax, smoothed_w_absmax (`float`): the same after smoothing.
+        act_scale (`float` or `None`): static scale of the smoothed input; `None` for dynamic activations.
+        sqnr_db (`float`): signal-to-noise ratio of the group's outputs on a sample of calibration rows.
+    """
+
+    names: list[str]
+    alpha: float
+    x_absmax: float
+    w_absmax: float
+    smoothed_x_absmax: float
+    smoothed_w_absmax: float
+    act_scale: float | None
+    sqnr_db: float
+
+
+@dataclass
+class QuantizationReport:
+    """All groups of a model, and the Linears left in float with the reason.
+
+    Attributes:
+        groups (`list[GroupReport]`): in the order of the forward pass.
+        kept (`dict[str, str]`): full name of each Linear in float: why.
+    """
+
+    groups: list[GroupReport] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def mean_sqnr_db(self) -> float:
+        """Mean over the groups of their `sqnr_db`."""
+        return sum(group.sqnr_db for group in self.groups) / len(self.groups)
+
+    def __str__(self) -> str:
+        rows = [("group", "Linears", "alpha", "max|X|", "smoothed", "max|W|", "smoothed", "SQNR dB")]
+        for group in self.groups:
+            numbers = (group.x_absmax, group.smoothed_x_absmax, group.w_absmax, group.smoothed_w_absmax)
+            maxima = (f"{number:.3g}" for number in numbers)
+            rows.append((group.names[0], str(len(group.names)), f"{group.alpha:g}", *maxima, f"{group.sqnr_db:.1f}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(cells))
+            for cells in (zip(row, widths, strict=True) for row in rows)
+        ]
+        lines += [f"in float: {name} ({reason})" for name, reason in self.kept.items()]
+        return "\n".join(lines)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the report as `quantization_report.json` into `folder`, which is made if need be."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / REPORT_NAME).write_text(json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "QuantizationReport | None":
+        """Reads the report in `folder`; `None` when there is none."""
+        file = Path(folder) / REPORT_NAME
+        if not file.is_file():
+            return None
+        stored = json.loads(file.read_text())
+        return cls([GroupReport(**group) for group in stored["groups"]], stored["kept"])
+
+
+def quantization_report(model: nn.Module) -> QuantizationReport:
+    """The report of a quantized model, made when it was calibrated or read from beside its checkpoint.
+
+    Raises:
+        `ValueError`: the model isn't quantized by this package, or its checkpoint came without the report.
+    """
+    report = getattr(getattr(model, "hf_quantizer", None), "report", None)
+    if report is None:
+        raise ValueError(
+            f"{type(model).__name__} has no quantization report: it is not a model quantized by hf_smoothquant, or its "
+            f"checkpoint was copied without {REPORT_NAME}."
+        )
+    return report
+
+
+class SavePretrained:
+    """Stands in for `model.save_pretrained` and writes the report beside the checkpoint.
+
+    An object and not a bound method: that would make the model impossible to pickle.
+
+    Args:
+        model (`nn.Module`): the quantized model.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    def __call__(self, save_directory: str | Path, *args, **kwargs) -> None:
+        """Takes the arguments of `PreTrainedModel.save_pretrained`."""
+        type(self.model).save_pretrained(self.model, save_directory, *args, **kwargs)
+        report = getattr(getattr(self.model, "hf_quantizer", None), "report", None)
+        if report is not None:
+            report.save(save_directory)

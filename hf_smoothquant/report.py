@@ -109,5 +109,6 @@ class SavePretrained:
         """Takes the arguments of `PreTrainedModel.save_pretrained`."""
         type(self.model).save_pretrained(self.model, save_directory, *args, **kwargs)
         report = getattr(getattr(self.model, "hf_quantizer", None), "report", None)
-        if report is not None:
+        saved_here = (Path(save_directory) / "config.json").exists()  # of several processes only the main one saves
+        if report is not None and saved_here:
             report.save(save_directory)

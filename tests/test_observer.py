@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_smoothquant.calibration.observer import observe
+from hf_smoothquant.calibration.observer import SAMPLE_ROWS, observe
 
 
 class Attention(nn.Module):
@@ -119,7 +119,8 @@ def test_memory_does_not_grow_with_the_data():
     x = torch.randn(1, 4, 8)
 
     def held(observer):
-        return sum(one.absmax.numel() for one in observer._statistics.values()) + len(observer._seen)
+        return sum(one.absmax.numel() + one.sample.rows.numel() for one in observer.statistics.values())
 
-    few, many = run(model, *[(x.clone(), None)] * 2), run(model, *[(x.clone(), None) for _ in range(50)])
-    assert held(many) == held(few) <= 4 * 8 + 1
+    many = run(model, *[(x.clone(), None) for _ in range(50)])
+    assert held(many) == 4 * 8 + 2 * SAMPLE_ROWS * 8 and len(many._seen) <= 2
+    assert held(many) == held(run(model, *[(x.clone(), None) for _ in range(100)]))

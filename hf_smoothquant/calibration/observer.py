@@ -1,7 +1,7 @@
 """What each Linear sees during calibration: per-channel maxima, and which Linears read the same tensor."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,6 +32,19 @@ class RowSample:
         fresh = rows[(kept[is_new] - len(self._keys)).to(rows.device)]
         self.rows = torch.cat([self.rows[kept[~is_new].to(rows.device)], fresh]) if len(self._keys) else fresh
         self._keys = torch.cat([keys[kept[~is_new]], keys[kept[is_new]]])
+
+    def __getstate__(self) -> dict:
+        return {"_keys": self._keys, "rows": self.rows}  # between processes: a generator can't be pickled
+
+    @classmethod
+    def merge(cls, samples: Sequence["RowSample"]) -> "RowSample":
+        """The sample of all rows that `samples`, drawn with different seeds, were shown."""
+        merged, samples = cls(), [sample for sample in samples if len(sample.rows)]
+        if samples:
+            keys, rows = torch.cat([one._keys for one in samples]), torch.cat([one.rows for one in samples])
+            kept = keys.topk(min(SAMPLE_ROWS, len(keys))).indices
+            merged._keys, merged.rows = keys[kept], rows[kept.to(rows.device)]
+        return merged
 
 
 @dataclass
@@ -70,11 +83,16 @@ class Group:
 
 
 class Observer:
-    """Collects `LinearStatistics` through forward hooks; see `observe`."""
+    """Collects `LinearStatistics` through forward hooks; see `observe`.
 
-    def __init__(self, linears: Mapping[str, nn.Linear]):
+    Attributes:
+        statistics (`dict[str, LinearStatistics]`): of each Linear that was reached, by full name.
+    """
+
+    def __init__(self, linears: Mapping[str, nn.Linear], seed: int = 0):
         self._linears = linears
-        self._statistics: dict[str, LinearStatistics] = {}
+        self._seed = seed
+        self.statistics: dict[str, LinearStatistics] = {}
         self._seen = WeakTensorKeyDictionary()
         self._num_seen = 0
         self._masks: list[torch.Tensor] = []
@@ -108,9 +126,9 @@ class Observer:
                 )
         if absmax is None:
             return
-        known = self._statistics.get(name)
+        known = self.statistics.get(name)
         if known is None:
-            known = self._statistics[name] = LinearStatistics(absmax, x.ndim, RowSample())
+            known = self.statistics[name] = LinearStatistics(absmax, x.ndim, RowSample(self._seed))
         known.absmax = torch.maximum(known.absmax, absmax)
         known.inputs = hash((known.inputs, identity))
         if rows is not None:
@@ -128,12 +146,12 @@ class Observer:
 
     def unreached(self) -> list[str]:
         """Names of the Linears that no batch went through (or only padding)."""
-        return [name for name in self._linears if name not in self._statistics]
+        return [name for name in self._linears if name not in self.statistics]
 
     def groups(self) -> list[Group]:
         """The Linears that were reached, by the inputs they read. Linears that share one weight share a group too."""
         by_inputs: dict[int, list[str]] = defaultdict(list)
-        for name, statistics in self._statistics.items():
+        for name, statistics in self.statistics.items():
             by_inputs[statistics.inputs].append(name)
         members: list[list[str]] = []
         for names in by_inputs.values():
@@ -144,7 +162,7 @@ class Observer:
         return [self._group(names) for names in members]
 
     def _group(self, names: list[str]) -> Group:
-        statistics = [self._statistics[name] for name in names]
+        statistics = [self.statistics[name] for name in names]
         absmax = torch.stack([one.absmax for one in statistics]).amax(0)
         # The first reader of a tensor samples it: one Linear for the whole group, unless only their weight is shared.
         rows = max((one.sample.rows for one in statistics), key=len)
@@ -152,9 +170,9 @@ class Observer:
 
 
 @contextmanager
-def observe(linears: Mapping[str, nn.Linear]) -> Iterator[Observer]:
+def observe(linears: Mapping[str, nn.Linear], seed: int = 0) -> Iterator[Observer]:
     """Observes the inputs of `linears` while the context lasts; the hooks are removed even when it raises."""
-    observer = Observer(linears)
+    observer = Observer(linears, seed)
 
     def hook(name):
         def record(module, args, kwargs):

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_smoothquant.calibration.data import CalibrationData
+from hf_smoothquant.calibration.distributed import rank_and_world_size, share_statistics
 from hf_smoothquant.calibration.observer import Observer, observe
 
 logger = logging.get_logger(__name__)
@@ -19,31 +20,52 @@ def calibrate(model: PreTrainedModel, linears: Mapping[str, nn.Linear], data: Ca
 
     The model is left as it was found, also when a batch raises: mode, hooks, config and gradients untouched.
 
+    Under `torchrun` or `accelerate launch`, once the process group is initialized, each process runs its share of the
+    batches, and all return the same statistics.
+
     Raises:
         `ValueError`: a batch gives non-finite values, or there is no batch at all.
     """
-    parameters = inspect.signature(model.forward).parameters
-    extra = {"use_cache": False} if "use_cache" in parameters else {}
     modes = {module: module.training for module in model.modules()}
     model.eval()
+    rank, world_size = rank_and_world_size()
+    failure = None
     try:
-        with torch.no_grad(), observe(linears) as observer:
-            progress = logging.tqdm(data, total=data.num_batches, desc="Calibrating", unit="batch", leave=False)
-            for batch in progress:
-                inputs = {name: value for name, value in batch.items() if name in parameters}
-                inputs = {
-                    name: value.to(model.device) if isinstance(value, torch.Tensor) else value
-                    for name, value in inputs.items()
-                }
-                if model.config.is_encoder_decoder and "labels" not in inputs:
-                    inputs.setdefault("decoder_input_ids", inputs.get("input_ids"))
-                    if "attention_mask" in inputs:
-                        inputs.setdefault("decoder_attention_mask", inputs["attention_mask"])
-                observer.start_batch(inputs)
-                model(**inputs, **extra)
+        with torch.no_grad(), observe(linears, seed=rank) as observer:
+            try:
+                _run(model, data, observer, rank, world_size)
+            except Exception as error:
+                if world_size == 1:
+                    raise
+                failure = error
     finally:
         for module, training in modes.items():
             module.training = training
+    if world_size > 1:
+        share_statistics(observer, failure)
     if not data.num_samples:
         raise ValueError("The calibration dataset is empty: give SmoothQuantConfig(dataset=...) at least one sample.")
     return observer
+
+
+def _run(model: PreTrainedModel, data: CalibrationData, observer: Observer, rank: int, world_size: int) -> None:
+    """Runs each batch of `data` that falls to this process."""
+    parameters = inspect.signature(model.forward).parameters
+    extra = {"use_cache": False} if "use_cache" in parameters else {}
+    progress = logging.tqdm(
+        data, total=data.num_batches, desc="Calibrating", unit="batch", leave=False, disable=rank > 0 or None
+    )
+    for index, batch in enumerate(progress):
+        if index % world_size != rank:
+            continue
+        inputs = {
+            name: value.to(model.device) if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()
+            if name in parameters
+        }
+        if model.config.is_encoder_decoder and "labels" not in inputs:
+            inputs.setdefault("decoder_input_ids", inputs.get("input_ids"))
+            if "attention_mask" in inputs:
+                inputs.setdefault("decoder_attention_mask", inputs["attention_mask"])
+        observer.start_batch(inputs)
+        model(**inputs, **extra)

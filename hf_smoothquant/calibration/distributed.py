@@ -1,0 +1,48 @@
+"""Several processes, one calibration: each takes its share of the batches, all end with the same statistics."""
+
+import torch
+import torch.distributed as dist
+
+from hf_smoothquant.calibration.observer import LinearStatistics, Observer, RowSample
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """This process's rank and the number of processes: (0, 1) outside of `torchrun` or `accelerate launch`."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def share_statistics(observer: Observer, failure: Exception | None) -> None:
+    """Merges the statistics of all processes into each one's `observer`. Every process has to call it, failed or not.
+
+    Raises:
+        `failure` in the process it belongs to, and `ValueError` with its message in the others, which would otherwise
+        wait for ever.
+    """
+    gathered: list = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (None if failure is None else str(failure), observer.statistics))
+    if failure is not None:
+        raise failure
+    for rank, (message, _) in enumerate(gathered):
+        if message is not None:
+            raise ValueError(f"Calibration failed in process {rank}: {message}")
+    observer.statistics = merge_statistics([statistics for _, statistics in gathered])
+
+
+def merge_statistics(per_process: list[dict[str, LinearStatistics]]) -> dict[str, LinearStatistics]:
+    """One set of statistics from those of several processes: the same as if one process had seen all batches.
+
+    Maxima are exact. Linears share a group when they read the same tensors in every process.
+    """
+    merged = {}
+    for name in dict.fromkeys(name for statistics in per_process for name in statistics):
+        parts = [statistics.get(name) for statistics in per_process]
+        seen = [part for part in parts if part is not None]
+        merged[name] = LinearStatistics(
+            absmax=torch.stack([part.absmax for part in seen]).amax(0),
+            ndim=seen[0].ndim,
+            sample=RowSample.merge([part.sample for part in seen]),
+            inputs=hash(tuple(part and part.inputs for part in parts)),
+        )
+    return merged

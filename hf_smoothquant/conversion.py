@@ -1,7 +1,7 @@
 """From a calibrated float model to an int8 one, in place, and back."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -16,7 +16,8 @@ from hf_smoothquant.config import SmoothQuantConfig
 from hf_smoothquant.linear import Int8Linear, dequantize_weight
 from hf_smoothquant.report import GroupReport, QuantizationReport
 from hf_smoothquant.selection import matches, select_linears
-from hf_smoothquant.smoothing.alpha import alpha_setting, group_sqnr_db, quantize_group, search_alpha
+from hf_smoothquant.smoothing.alpha import group_alpha, group_factors, group_sqnr_db, quantize_group
+from hf_smoothquant.smoothing.folding import fold
 
 logger = logging.get_logger(__name__)
 
@@ -52,25 +53,35 @@ def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> tuple[S
         logger.warning(f"Left in float, since calibration never reached them: {', '.join(unreached)}.")
     _warn_of_useless_patterns(config.alpha, selection.convert)
     report = QuantizationReport(kept=selection.kept | dict.fromkeys(unreached, "never reached in calibration"))
-    for group in logging.tqdm(observer.groups(), desc="Quantizing", unit="group", leave=False):
-        linears = [selection.convert[name] for name in group.names]
-        report.groups.append(convert_group(linears, group, config))
+    groups = observer.groups()
+    linears = [{name: selection.convert[name] for name in group.names} for group in groups]
+    weights = [list(dict.fromkeys(linear.weight for linear in members.values())) for members in linears]
+    progress = logging.tqdm(groups, desc="Smoothing", unit="group", leave=False)
+    alphas = [group_alpha(weights[index], group, config) for index, group in enumerate(progress)]
+    folded = {}
+    if config.fold:
+        factors = [group_factors(weights[i], group.absmax, alphas[i]) for i, group in enumerate(groups)]
+        folded = fold(model, linears, factors, observer.first_batch)
+    for index, group in enumerate(groups):
+        report.groups.append(
+            convert_group(linears[index].values(), group, alphas[index], config, folded_into=folded.get(index))
+        )
     return config.without_runtime_objects(data.describe()), report
 
 
 @torch.no_grad()
-def convert_group(linears: Sequence[nn.Linear], group: Group, config: SmoothQuantConfig) -> GroupReport:
+def convert_group(
+    linears: Iterable[nn.Linear], group: Group, alpha: float, config: SmoothQuantConfig, folded_into: str | None = None
+) -> GroupReport:
     """Turns the Linears of one group into `Int8Linear`s with a common smoothing factor and activation scale.
 
-    A weight shared by several Linears is quantized once and stays shared.
+    A weight shared by several Linears is quantized once and stays shared. With `folded_into` the input is divided by
+    the factors already, and none are stored.
     """
     by_weight: dict[nn.Parameter, list[nn.Linear]] = defaultdict(list)
     for linear in linears:
         by_weight[linear.weight].append(linear)
     weights = list(by_weight)
-    alpha = alpha_setting(config.alpha, group.names)
-    if alpha == "auto":
-        alpha = search_alpha(weights, group.absmax, group.rows, config)
     quantized, factors = quantize_group(weights, group.absmax, alpha, config, group.ndim)
     report = GroupReport(
         names=group.names,
@@ -81,8 +92,11 @@ def convert_group(linears: Sequence[nn.Linear], group: Group, config: SmoothQuan
         smoothed_w_absmax=max((weight.abs() * factors).max().item() for weight in weights),
         act_scale=None if quantized[0].act_quant_scale is None else quantized[0].act_quant_scale.item(),
         sqnr_db=group_sqnr_db(weights, quantized, group.rows),
+        folded_into=folded_into,
     )
     for int8, owners in zip(quantized, by_weight.values(), strict=True):
+        if folded_into is not None:
+            int8.act_pre_scale = None
         parameter = nn.Parameter(int8, requires_grad=False)
         for linear in owners:
             Int8Linear.adopt(linear).weight = parameter

@@ -20,6 +20,7 @@ class GroupReport:
         smoothed_x_absmax, smoothed_w_absmax (`float`): the same after smoothing.
         act_scale (`float` or `None`): static scale of the smoothed input; `None` for dynamic activations.
         sqnr_db (`float`): signal-to-noise ratio of the group's outputs on a sample of calibration rows.
+        folded_into (`str` or `None`): the norm that has the factors in it, so that nothing is multiplied at run time.
     """
 
     names: list[str]
@@ -30,6 +31,7 @@ class GroupReport:
     smoothed_w_absmax: float
     act_scale: float | None
     sqnr_db: float
+    folded_into: str | None = None
 
 
 @dataclass
@@ -50,11 +52,14 @@ class QuantizationReport:
         return sum(group.sqnr_db for group in self.groups) / len(self.groups)
 
     def __str__(self) -> str:
-        rows = [("group", "Linears", "alpha", "max|X|", "smoothed", "max|W|", "smoothed", "SQNR dB")]
+        rows = [("group", "Linears", "alpha", "max|X|", "smoothed", "max|W|", "smoothed", "folded", "SQNR dB")]
         for group in self.groups:
             numbers = (group.x_absmax, group.smoothed_x_absmax, group.w_absmax, group.smoothed_w_absmax)
             maxima = (f"{number:.3g}" for number in numbers)
-            rows.append((group.names[0], str(len(group.names)), f"{group.alpha:g}", *maxima, f"{group.sqnr_db:.1f}"))
+            folded = "yes" if group.folded_into else "no"
+            rows.append(
+                (group.names[0], str(len(group.names)), f"{group.alpha:g}", *maxima, folded, f"{group.sqnr_db:.1f}")
+            )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(cells))

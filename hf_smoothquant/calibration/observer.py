@@ -87,12 +87,14 @@ class Observer:
 
     Attributes:
         statistics (`dict[str, LinearStatistics]`): of each Linear that was reached, by full name.
+        first_batch (`Mapping`): up to two samples of the first batch, to try things on.
     """
 
     def __init__(self, linears: Mapping[str, nn.Linear], seed: int = 0):
         self._linears = linears
         self._seed = seed
         self.statistics: dict[str, LinearStatistics] = {}
+        self.first_batch: dict[str, torch.Tensor] = {}
         self._seen = WeakTensorKeyDictionary()
         self._num_seen = 0
         self._masks: list[torch.Tensor] = []
@@ -100,6 +102,8 @@ class Observer:
     def start_batch(self, batch: Mapping[str, torch.Tensor]) -> None:
         """Takes the padding masks of the coming forward pass: positions where they are 0 never enter statistics."""
         self._seen = WeakTensorKeyDictionary()
+        if not self.first_batch:
+            self.first_batch = {k: v[:2] if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
         masks = (batch.get(key) for key in ("attention_mask", "decoder_attention_mask"))
         # Multiple-choice models take [batch, choices, length] and flatten it to sequences.
         masks = (mask.reshape(-1, mask.shape[-1]).bool() for mask in masks if mask is not None and mask.ndim in (2, 3))

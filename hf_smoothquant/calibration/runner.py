@@ -67,5 +67,6 @@ def _run(model: PreTrainedModel, data: CalibrationData, observer: Observer, rank
             inputs.setdefault("decoder_input_ids", inputs.get("input_ids"))
             if "attention_mask" in inputs:
                 inputs.setdefault("decoder_attention_mask", inputs["attention_mask"])
+        inputs |= extra
         observer.start_batch(inputs)
-        model(**inputs, **extra)
+        model(**inputs)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from hf_smoothquant.calibration.observer import Group
 from hf_smoothquant.config import DEFAULT_ALPHA, SmoothQuantConfig
 from hf_smoothquant.linear import quantize_weight
 from hf_smoothquant.selection import matches
@@ -22,6 +23,12 @@ def alpha_setting(alpha: float | str | Mapping[str, float | str], names: Sequenc
         if any(matches(pattern, name) for name in names):
             return value
     return DEFAULT_ALPHA
+
+
+def group_alpha(weights: Sequence[torch.Tensor], group: Group, config: SmoothQuantConfig) -> float:
+    """The smoothing strength of one group: as configured, or searched."""
+    alpha = alpha_setting(config.alpha, group.names)
+    return search_alpha(weights, group.absmax, group.rows, config) if alpha == "auto" else alpha
 
 
 def search_alpha(
@@ -48,10 +55,15 @@ def quantize_group(
     weights: Sequence[torch.Tensor], x_absmax: torch.Tensor, alpha: float, config: SmoothQuantConfig, act_ndim: int = 2
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Quantizes the weights that read one input, with common factors; returns them and `s`, `[K]`, float32."""
-    w_absmax = torch.stack([weight.abs().amax(0).float() for weight in weights]).amax(0)
-    factors = smoothing_factors(x_absmax, w_absmax, alpha)
+    factors = group_factors(weights, x_absmax, alpha)
     scale = activation_scale(x_absmax, factors) if config.activation == "static" else None
     return [quantize_weight(weight, factors, scale, act_ndim) for weight in weights], factors
+
+
+def group_factors(weights: Sequence[torch.Tensor], x_absmax: torch.Tensor, alpha: float) -> torch.Tensor:
+    """`s` of a group, `[K]`, float32: from the maxima of the weight columns over all its Linears."""
+    w_absmax = torch.stack([weight.abs().amax(0).float() for weight in weights]).amax(0)
+    return smoothing_factors(x_absmax, w_absmax, alpha)
 
 
 def group_sqnr_db(weights: Sequence[torch.Tensor], quantized: Sequence[torch.Tensor], rows: torch.Tensor) -> float:

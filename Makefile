@@ -16,7 +16,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# torch first and by itself: as a dependency of another package, pip may take a CUDA build of several GB.
+# torch first and by itself, so that its build is settled before another package asks for it. On Linux, PyPI's is a CUDA
+# build of several GB; the CPU build: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+# The demo's model package depends on pyduck-janitor and so on duckdb (60 MB installed), which the demo doesn't need.
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet torch==2.13.0

@@ -10,6 +10,7 @@ import statistics
 import time
 
 import torch
+from torch._inductor import config as inductor_config
 from transformers import BertConfig, BertModel
 
 import hf_smoothquant
@@ -17,7 +18,17 @@ from hf_smoothquant import SmoothQuantConfig
 from hf_smoothquant.conversion import quantize_model
 
 
-def build(arguments: argparse.Namespace, ids: torch.Tensor) -> dict[str, torch.nn.Module]:
+def frozen(compiled):
+    """Calls `compiled` with frozen weights; `torch.compile(options=...)` would set that too late for Dynamo."""
+
+    def call(*args):
+        with inductor_config.patch(freezing=True):
+            return compiled(*args)
+
+    return call
+
+
+def build(arguments: argparse.Namespace, ids: torch.Tensor) -> dict:
     """The float model and its variants, each compiled with frozen weights."""
     hidden = arguments.hidden
     config = BertConfig(
@@ -29,8 +40,8 @@ def build(arguments: argparse.Namespace, ids: torch.Tensor) -> dict[str, torch.n
     torch.manual_seed(0)
     model = BertModel(config).eval()
     models = {
-        "fp32": torch.compile(model, options={"freezing": True}),
-        "bf16": torch.compile(copy.deepcopy(model).bfloat16(), options={"freezing": True}),
+        "fp32": frozen(torch.compile(model)),
+        "bf16": frozen(torch.compile(copy.deepcopy(model).bfloat16())),
     }
     for activation in ("static", "dynamic"):
         int8 = copy.deepcopy(model)

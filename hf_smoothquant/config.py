@@ -50,7 +50,7 @@ class SmoothQuantConfig(QuantizationConfigMixin):
         max_length (`int`, *optional*, defaults to 512):
             Length in tokens at which texts are cut (less where the model takes less).
         batch_size (`int`, *optional*, defaults to 8):
-            Texts per calibration batch. It changes the time, not the result.
+            Texts per calibration batch. It changes the time, and the result by float rounding only.
         seed (`int`, *optional*, defaults to 0):
             Of the shuffling of `datasets` objects.
         fold (`bool`, *optional*, defaults to `True`):
@@ -164,9 +164,10 @@ class SmoothQuantConfig(QuantizationConfigMixin):
         """
         config_dict = dict(config_dict)
         config_dict.pop("quant_method", None)
+        is_checkpoint = "format_version" in config_dict
         format_version = config_dict.pop("format_version", FORMAT_VERSION)
-        if isinstance(format_version, bool) or not isinstance(format_version, int):
-            raise ValueError(f"format_version of the checkpoint must be a whole number, got {format_version!r}.")
+        if isinstance(format_version, bool) or not isinstance(format_version, int) or format_version < 1:
+            raise ValueError(f"format_version of the checkpoint must be a whole number from 1, got {format_version!r}.")
         if format_version > FORMAT_VERSION:
             raise ValueError(
                 f"This checkpoint has SmoothQuant format version {format_version}, and this hf_smoothquant reads up to "
@@ -174,6 +175,8 @@ class SmoothQuantConfig(QuantizationConfigMixin):
             )
         known = cls().__dict__.keys() - {"quant_method", "format_version", *_RUNTIME_ONLY}
         unknown = sorted(config_dict.keys() - known)
+        if unknown and not is_checkpoint:
+            raise TypeError(f"SmoothQuantConfig has no {', '.join(unknown)}. It takes: {', '.join(sorted(known))}.")
         if unknown:
             logger.warning(f"Skipping unknown keys of the checkpoint's quantization_config: {', '.join(unknown)}.")
         return super().from_dict(

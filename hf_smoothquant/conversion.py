@@ -109,14 +109,14 @@ def _warn_of_useless_patterns(alpha: object, names: Iterable[str]) -> None:
             logger.warning(f"alpha: {pattern!r} matches no Linear that is converted.")
 
 
-def dequantize_model(model: nn.Module, dtype: torch.dtype | None = None) -> None:
+def dequantize_model(model: nn.Module) -> None:
     """Turns every `Int8Linear` back into a float `nn.Linear`, smoothing undone, in place."""
     by_weight: dict[nn.Parameter, list[Int8Linear]] = defaultdict(list)
     for module in model.modules():
         if isinstance(module, Int8Linear):
             by_weight[module.weight].append(module)
     for weight, owners in by_weight.items():
-        floats = nn.Parameter(dequantize_weight(weight).to(dtype or weight.dtype))
+        floats = nn.Parameter(dequantize_weight(weight))
         for module in owners:
             module.weight = floats
             module.__class__ = nn.Linear

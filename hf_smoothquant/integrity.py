@@ -56,6 +56,8 @@ def check_checkpoint(files: Sequence[str], config: SmoothQuantConfig) -> dict[st
         )
     for module, parts in quantized.items():
         _check_parts(module, parts, config)
+    if not any(listed.values()):
+        raise ValueError(f"The checkpoint has lost the metadata that says which tensors belong to it. {REPAIR}")
     missing = [[name for name in listed[key] if name not in tensors] for key in LISTS]
     if all(missing):
         raise ValueError(f"The checkpoint lacks the tensor {missing[0][0]!r}, which its own list has. {REPAIR}")

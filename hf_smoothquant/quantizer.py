@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 class SmoothQuantHfQuantizer(HfQuantizer):
     """Calibrates and converts a float model after its weights are loaded, or rebuilds an int8 one from a checkpoint."""
@@ -55,6 +57,11 @@ class SmoothQuantHfQuantizer(HfQuantizer):
         **kwargs,
     ) -> None:
         self.dtype = dtype or torch.get_default_dtype()
+        if self.dtype not in DTYPES:
+            names = ", ".join(map(str, DTYPES))
+            raise ValueError(
+                f"SmoothQuant models are of dtype {names}, not {self.dtype}: pass dtype= to from_pretrained."
+            )
         if self.pre_quantized:
             from hf_smoothquant.integrity import check_checkpoint
 
@@ -117,8 +124,11 @@ class SmoothQuantHfQuantizer(HfQuantizer):
     def _dequantize(self, model: "PreTrainedModel", dtype: torch.dtype | None = None) -> "PreTrainedModel":
         from hf_smoothquant.conversion import dequantize_model
 
-        dequantize_model(model, dtype)
+        dequantize_model(model)
         del model.get_memory_footprint, model.save_pretrained
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype  # config.dtype is a string once it was saved
+        if dtype is not None and dtype != model.dtype:
+            torch.nn.Module.to(model, dtype)
         return model
 
     def is_serializable(self) -> bool:

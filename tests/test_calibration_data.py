@@ -37,6 +37,9 @@ def ids(*shape):
         ([BatchEncoding({"input_ids": ids(2, 5)})], 2, 10),
         (torch.utils.data.DataLoader(ids(6, 5), batch_size=4), 6, 30),
         (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ids(3, 5), torch.ones(3, 5).long())), 3, 15),
+        ([(ids(1, 5), torch.ones(1, 5).long(), torch.tensor([1]))], 1, 5),  # the last are labels
+        ([(ids(2, 5), torch.tensor([0, 1]))], 2, 10),
+        (ids(3, 5), 3, 15),
         ([{"text": "a", "label": 0}, {"text": "b c", "label": 1}], 2, 3 + 4),
         ([{"question": "a", "context": "b", "id": "x"}], 1, 5),
         ([{"foo": "a", "n": 3}], 1, 3),
@@ -199,3 +202,8 @@ def test_the_model_is_left_as_it_was_found(model, fails):
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters()) and torch.is_grad_enabled()
     assert model.config.to_dict() == config_before
+
+
+def test_nothing_but_padding(model):
+    with pytest.raises(ValueError, match="nothing but padding"):
+        absmaxes(model, dataset=[{"input_ids": ids(2, 5), "attention_mask": torch.zeros(2, 5).long()}])

@@ -301,3 +301,11 @@ def test_experts_that_are_stored_one_by_one(save_tiny, tmp_path):
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, again(IDS).logits)
+
+
+def test_lost_metadata(tiny_bert, tmp_path):
+    quantize(tiny_bert, tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file), file, {"format": "pt"})
+    with pytest.raises(ValueError, match="lost the metadata"):
+        AutoModelForQuestionAnswering.from_pretrained(tmp_path)

@@ -69,11 +69,17 @@ def test_runtime_objects_are_shared_not_copied():
 def test_newer_format_is_refused():
     with pytest.raises(ValueError, match="Upgrade"):
         SmoothQuantConfig.from_dict({"quant_method": "smoothquant", "format_version": 2})
+    with pytest.raises(ValueError, match="whole number from 1"):
+        SmoothQuantConfig.from_dict({"format_version": 0})
+    with pytest.raises(TypeError, match=r"has no num_sample\. It takes: activation"):
+        SmoothQuantConfig.from_dict({"quant_method": "smoothquant", "num_sample": 4})  # no checkpoint: a user's dict
     with pytest.raises(ValueError, match="whole number"):
         SmoothQuantConfig.from_dict({"format_version": "one"})
 
 
 def test_unknown_keys_of_a_checkpoint_are_skipped(transformers_warnings):
-    config = SmoothQuantConfig.from_dict({"activation": "dynamic", "note": "by me", "dataset": "/home/me"})
+    config = SmoothQuantConfig.from_dict(
+        {"format_version": 1, "activation": "dynamic", "note": "by me", "dataset": "/home/me"}
+    )
     assert config.activation == "dynamic" and config.dataset is None and not hasattr(config, "note")
     assert "dataset, note" in transformers_warnings.text

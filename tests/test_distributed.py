@@ -27,7 +27,7 @@ try:
     torch.save((model.state_dict(), model.config.quantization_config.to_dict()), f"{out}/{dist.get_rank()}.pt")
     model.save_pretrained(f"{out}/model")
 except Exception as error:
-    print("process", dist.get_rank(), type(error).__name__, error, flush=True)
+    sys.stdout.write(f"process {dist.get_rank()} {type(error).__name__} {error}\\n")  # in one piece: two write at once
 dist.destroy_process_group()
 """
 

@@ -5,11 +5,13 @@ from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
     BertModel,
     GemmaConfig,
     GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaModel,
     MixtralConfig,
     MixtralForCausalLM,
     OPTConfig,
@@ -32,9 +34,9 @@ def factors_of(groups):
     return [torch.rand(next(iter(group.values())).in_features) * 3 + 0.2 for group in groups]
 
 
-def llama_groups(model):
+def llama_groups(model, prefix="model."):
     return [
-        {name: model.get_submodule(name) for name in (f"model.layers.{i}.{part}" for part in parts)}
+        {name: model.get_submodule(name) for name in (f"{prefix}layers.{i}.{part}" for part in parts)}
         for i in range(2)
         for parts in (
             ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
@@ -179,3 +181,17 @@ def test_a_wrong_fold_is_taken_back_and_a_right_one_kept(tiny_config):
         assert torch.equal(model.wrong.weight, torch.ones(64))
         model.b.weight *= factors[1]
         torch.testing.assert_close(model(IDS)["out"], reference, rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_as_tuples():
+    model = LlamaModel(LlamaConfig(**GQA, return_dict=False)).eval()
+    groups = llama_groups(model, prefix="")
+    assert len(fold(model, groups, factors_of(groups), {"input_ids": IDS})) == 4
+
+
+def test_a_norm_whose_output_the_base_model_returns_is_left_alone(tiny_bert):
+    """The last norm of BERT feeds the head alone, and is what `model.bert(...)` returns."""
+    config = SmoothQuantConfig(dataset=TEXTS, min_features=1)
+    model = AutoModelForQuestionAnswering.from_pretrained(tiny_bert, quantization_config=config)
+    assert not any(group.folded_into for group in quantization_report(model).groups)
+    assert model.qa_outputs.weight.act_pre_scale is not None

@@ -122,5 +122,22 @@ def test_memory_does_not_grow_with_the_data():
         return sum(one.absmax.numel() + one.sample.rows.numel() for one in observer.statistics.values())
 
     many = run(model, *[(x.clone(), None) for _ in range(50)])
-    assert held(many) == 4 * 8 + 2 * SAMPLE_ROWS * 8 and len(many._seen) <= 2
+    # Maxima of four Linears, a full sample for each of two inputs, and the first four rows of it for k and v.
+    assert held(many) == 4 * 8 + 2 * SAMPLE_ROWS * 8 + 2 * 4 * 8 and len(many._seen) <= 2
     assert held(many) == held(run(model, *[(x.clone(), None) for _ in range(100)]))
+
+
+def test_a_linear_that_is_never_the_first_reader_has_rows_too():
+    """DeBERTa with shared attention keys: q and k also read the positions, so that v is a group of its own."""
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.v = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.q(x) + self.v(x) + self.q(x.flip(-1))
+
+    groups = run(Shared(), (torch.randn(2, 4, 8), None)).groups()
+    assert [group.names for group in groups] == [["q"], ["v"]]
+    assert [len(group.rows) for group in groups] == [16, 8]

@@ -138,6 +138,20 @@ def test_dequantize(tiny_bert, inputs):
     assert model.get_memory_footprint() == reference.get_memory_footprint()
 
 
+def test_dequantize_after_saving_and_to_another_dtype(tiny_bert, inputs, tmp_path):
+    model = quantized(tiny_bert)
+    model.save_pretrained(tmp_path)
+    assert model.dequantize().dtype == torch.float32
+    again = AutoModelForQuestionAnswering.from_pretrained(tmp_path).dequantize(dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
+    assert sqnr_db(logits(model, inputs), logits(again, inputs)) > 20
+
+
+def test_dtypes_that_cannot_work(tiny_bert):
+    with pytest.raises(ValueError, match=r"not torch\.float64"):
+        quantized(tiny_bert, dtype=torch.float64)
+
+
 def test_tied_decoder_survives_and_saves(save_tiny, tiny_config, tmp_path):
     model = quantized(save_tiny(BertForMaskedLM(tiny_config)), AutoModelForMaskedLM)
     assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight

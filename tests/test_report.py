@@ -4,7 +4,7 @@ import pickle
 import pytest
 import torch
 from conftest import TEXTS
-from transformers import AutoModel, AutoModelForQuestionAnswering
+from transformers import AutoModel, AutoModelForQuestionAnswering, BertModel
 
 import hf_smoothquant
 from hf_smoothquant import SmoothQuantConfig, quantization_report
@@ -57,3 +57,13 @@ def test_no_report(model, tiny_bert, tmp_path):
     for other in (AutoModel.from_pretrained(tmp_path), AutoModel.from_pretrained(tiny_bert), torch.nn.Linear(2, 2)):
         with pytest.raises(ValueError, match="has no quantization report"):
             quantization_report(other)
+
+
+def test_a_zero_layer_has_a_ratio_that_json_can_hold(tiny_config, save_tiny):
+    floats = BertModel(tiny_config)
+    torch.nn.init.zeros_(floats.encoder.layer[0].output.dense.weight)
+    config = SmoothQuantConfig(dataset=TEXTS)
+    report = quantization_report(AutoModel.from_pretrained(save_tiny(floats), quantization_config=config))
+    (zero,) = (group for group in report.groups if group.names == ["encoder.layer.0.output.dense"])
+    assert zero.w_absmax == 0 and abs(zero.sqnr_db) <= 200
+    json.dumps([group.sqnr_db for group in report.groups], allow_nan=False)

@@ -87,7 +87,7 @@ def _is_batch(element: Any) -> bool:
         return any(isinstance(value, torch.Tensor) and value.ndim > 1 for value in element.values())
     if isinstance(element, tuple | list):
         return bool(element) and all(isinstance(part, torch.Tensor) for part in element)
-    return isinstance(element, torch.Tensor)
+    return isinstance(element, torch.Tensor) and element.ndim > 1
 
 
 def _as_batch(element: Any) -> Mapping[str, torch.Tensor]:
@@ -96,18 +96,23 @@ def _as_batch(element: Any) -> Mapping[str, torch.Tensor]:
     if isinstance(element, torch.Tensor):
         element = (element,)
     if not isinstance(element, Mapping):
-        element = dict(zip(TUPLE_NAMES, element, strict=False))  # what comes after them are labels
+        # Labels come last and have another shape.
+        element = {
+            name: part for name, part in zip(TUPLE_NAMES, element, strict=False) if part.shape == element[0].shape
+        }
     return {key: value for key, value in element.items() if key != "labels"}
 
 
 def _is_tokenized(element: Any) -> bool:
-    return isinstance(element, Mapping) and "input_ids" in element
+    return isinstance(element, torch.Tensor) or (isinstance(element, Mapping) and "input_ids" in element)
 
 
 def _as_sample(element: Any, max_length: int) -> dict[str, torch.Tensor]:
     """The columns of token ids and masks of one tokenized row, `[length]` each."""
     if not _is_tokenized(element):
         raise TypeError(f"A sample of the calibration dataset has no input_ids, unlike the first. {ACCEPTED}")
+    if isinstance(element, torch.Tensor):
+        element = {"input_ids": element}
     length = len(element["input_ids"])
     sample = {
         name: torch.as_tensor(value)[:max_length]

@@ -56,7 +56,7 @@ class LinearStatistics:
         ndim (`int`): number of dimensions of the input.
         inputs (`int`): running hash of the identities of the inputs; equal for Linears that always read the same
             tensors.
-        sample (`RowSample`): rows of the inputs that this Linear was the first to read.
+        sample (`RowSample`): rows of the inputs that this Linear was the first to read; of one input at least.
     """
 
     absmax: torch.Tensor
@@ -135,6 +135,8 @@ class Observer:
             known = self.statistics[name] = LinearStatistics(absmax, x.ndim, RowSample(self._seed))
         known.absmax = torch.maximum(known.absmax, absmax)
         known.inputs = hash((known.inputs, identity))
+        if rows is None and not len(known.sample.rows):
+            rows = self._real_rows(x)  # not its first reader, but this Linear may never be the first of any tensor
         if rows is not None:
             known.sample.add(rows)
 

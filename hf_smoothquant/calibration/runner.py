@@ -45,6 +45,8 @@ def calibrate(model: PreTrainedModel, linears: Mapping[str, nn.Linear], data: Ca
         share_statistics(observer, failure)
     if not data.num_samples:
         raise ValueError("The calibration dataset is empty: give SmoothQuantConfig(dataset=...) at least one sample.")
+    if not data.num_tokens:
+        raise ValueError("The calibration batches hold nothing but padding: check the attention masks of the dataset.")
     return observer
 
 

@@ -30,6 +30,10 @@ def compile(
     (eager). The first call with new kinds of inputs compiles for 10 to 60 s. Weights are frozen into the compiled
     code: change them afterwards and the compiled model doesn't see it. Calls run without gradients.
 
+    Outputs equal the eager model's up to rounding. Since a rounding may put a value on the other side of an int8 step,
+    that is not to the bit: on real encoders the signal-to-noise ratio to eager is above 25 dB, which is less noise than
+    int8 itself adds to float.
+
     Inductor options hold during the calls of this model only; the process's configuration is left alone.
 
     Args:
@@ -56,6 +60,8 @@ def compile(
         )
     if model.training:
         raise ValueError("The compiled model is for inference: call model.eval() first.")
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"autocast must be None, torch.bfloat16 or torch.float16, got {autocast!r}.")
     coverage = FusionCoverage()
     options = {"freezing": True, **(options or {})}
     try:

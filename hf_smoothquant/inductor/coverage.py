@@ -10,7 +10,8 @@ class FusionCoverage:
     """Counts the fused int8 products of the graphs it is shown, and names the unfused ones in a warning.
 
     Attributes:
-        fused (`int`): number of `onednn.qlinear` calls in all graphs seen.
+        fused (`int`): number of `onednn.qlinear` calls in all graphs seen. A recompilation, for another shape or in
+            another thread, counts again.
         unfused (`list[str]`): full names of the quantized Linears that were left as separate operations.
     """
 
@@ -29,7 +30,7 @@ class FusionCoverage:
             elif str(node.target).startswith("onednn.qlinear_pointwise"):
                 self.fused += 1
         if unfused:
-            self.unfused.extend(unfused)
+            self.unfused.extend(name for name in unfused if name not in self.unfused)
             logger.warning(
                 f"{len(unfused)} quantized Linears did not become a fused int8 kernel and will be slow: "
                 f"{', '.join(unfused)}."

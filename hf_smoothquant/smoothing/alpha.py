@@ -12,6 +12,7 @@ from hf_smoothquant.selection import matches
 from hf_smoothquant.smoothing.factors import activation_scale, smoothing_factors
 
 # 0.5 is the paper's and in the grid, so that the search is never worse than it on its own measure.
+MAX_DB = 200.0
 GRID = (0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 
 
@@ -78,7 +79,9 @@ def group_sqnr_db(weights: Sequence[torch.Tensor], quantized: Sequence[torch.Ten
         x = rows.reshape(*(1,) * (_ndim(int8) - 2), *rows.shape)
         signal = signal + y.square().sum()
         noise = noise + (nn.functional.linear(x, int8).reshape(y.shape) - y).square().sum()
-    return (10 * torch.log10(signal / noise.clamp(min=torch.finfo(torch.float32).tiny))).item()
+    tiny = torch.finfo(torch.float32).tiny
+    ratio = 10 * torch.log10(signal.clamp(min=tiny) / noise.clamp(min=tiny))
+    return ratio.clamp(-MAX_DB, MAX_DB).item()  # an all-zero or exact layer has no ratio that JSON could hold
 
 
 def _ndim(int8: torch.Tensor) -> int:

@@ -71,7 +71,13 @@ def find_producers(
         if isinstance(output, torch.Tensor):
             readers.watch(output, module)
 
+    def returned(module, args, output):
+        readers.note_returned(_tensors(output))
+
     handles = [norm.register_forward_hook(remember) for norm in norms]
+    # What a model, or the base model in it, returns is read by whoever calls it.
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    handles += [module.register_forward_hook(returned) for module in models]
     try:
         with torch.no_grad(), readers:
             model(**inputs)
@@ -109,6 +115,11 @@ class _Readers(TorchFunctionMode):
         self._norms[id(tensor)] = norm
         self.by_norm.setdefault(norm, set())
 
+    def note_returned(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if id(tensor) in self._norms:
+                self.by_norm[self._norms[id(tensor)]].add(None)
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         output = func(*args, **(kwargs or {}))
         is_linear = func is nn.functional.linear and len(args) > 1
@@ -138,9 +149,12 @@ def _scaled_inputs(factors: Mapping[nn.Linear, torch.Tensor]) -> Iterator[None]:
 
 
 def _outputs(model: PreTrainedModel, inputs: Mapping) -> list[torch.Tensor]:
-    """All float outputs, hidden states among them: a norm whose output is also an output of the model isn't free."""
-    leaves = tree_leaves(tuple(model(**inputs, output_hidden_states=True).values()))
-    return [leaf.float() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    return [leaf.float() for leaf in _tensors(model(**inputs)) if leaf.is_floating_point()]
+
+
+def _tensors(outputs) -> list[torch.Tensor]:
+    leaves = tree_leaves(tuple(outputs.values()) if isinstance(outputs, Mapping) else outputs)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _same(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:

@@ -22,6 +22,7 @@ from hf_smoothquant.smoothing.folding import fold
 logger = logging.get_logger(__name__)
 
 
+@torch.no_grad()  # a graph over the weights would keep copies of them all
 def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> tuple[SmoothQuantConfig, QuantizationReport]:
     """Calibrates `model` and converts its Linears to int8, in place. Nothing is converted when calibration fails.
 
@@ -55,12 +56,11 @@ def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> tuple[S
     report = QuantizationReport(kept=selection.kept | dict.fromkeys(unreached, "never reached in calibration"))
     groups = observer.groups()
     linears = [{name: selection.convert[name] for name in group.names} for group in groups]
-    weights = [list(dict.fromkeys(linear.weight for linear in members.values())) for members in linears]
     progress = logging.tqdm(groups, desc="Smoothing", unit="group", leave=False)
-    alphas = [group_alpha(weights[index], group, config) for index, group in enumerate(progress)]
+    alphas = [group_alpha(_weights(linears[index]), group, config) for index, group in enumerate(progress)]
     folded = {}
     if config.fold:
-        factors = [group_factors(weights[i], group.absmax, alphas[i]) for i, group in enumerate(groups)]
+        factors = [group_factors(_weights(linears[i]), group.absmax, alphas[i]) for i, group in enumerate(groups)]
         folded = fold(model, linears, factors, observer.first_batch)
     for index, group in enumerate(groups):
         report.groups.append(
@@ -101,6 +101,11 @@ def convert_group(
         for linear in owners:
             Int8Linear.adopt(linear).weight = parameter
     return report
+
+
+def _weights(linears: Mapping[str, nn.Linear]) -> list[nn.Parameter]:
+    """The distinct weights of a group. Not kept: float weights are to be freed as they are converted."""
+    return list(dict.fromkeys(linear.weight for linear in linears.values()))
 
 
 def _warn_of_useless_patterns(alpha: object, names: Iterable[str]) -> None:

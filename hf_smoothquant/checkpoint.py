@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
-from torchao.quantization import Int8Tensor, MappingType, PerRow, PerTensor
-from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
+from torchao.quantization import Int8Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import ConversionOps, revert_weight_conversion
 
-from hf_smoothquant.linear import Int8Linear
+from hf_smoothquant.linear import Int8Linear, int8_tensor
 
 PREFIX = "_weight_"
 PARTS = ("qdata", "scale", "act_pre_scale", "act_quant_scale")
@@ -66,30 +65,21 @@ class LoadInt8Weight(ConversionOps):
 
         A shape that isn't the Linear's is refused by transformers, as for float weights.
         """
-        name = full_layer_name.rpartition(".")[0]
         parts = {key.removeprefix(PREFIX): value[0] for key, value in input_dict.items()}
-        if checksum(parts) not in self._expected_checksums(model, full_layer_name, parts):
+        expected = self._stored_checksums(model, full_layer_name)
+        if expected and checksum(parts) not in expected:
             # An exception here would end up in a table of transformers' log: the quantizer raises it after loading.
             self.hf_quantizer.load_errors.append(
                 f"The int8 weight {full_layer_name!r} ({', '.join(sorted(input_dict))}) isn't what was saved. {REPAIR}"
             )
-        linear, qdata = model.get_submodule(name), parts["qdata"]
-        static = "act_quant_scale" in parts
-        weight = Int8Tensor(
-            **parts,
-            block_size=[1, qdata.shape[1]],
-            dtype=self.hf_quantizer.dtype,
-            act_quant_kwargs=QuantizeTensorToInt8Kwargs(PerTensor() if static else PerRow(), MappingType.SYMMETRIC),
-        )
-        Int8Linear.adopt(linear)
+        linear = Int8Linear.adopt(model.get_submodule(full_layer_name.rpartition(".")[0]))
         # Flags transformers' own loader sets too: without them it would initialize the weight again, at random.
         for owner in (linear, *linear.parameters(recurse=False)):
             owner._is_hf_initialized = True
-        return {full_layer_name: weight}
+        return {full_layer_name: int8_tensor(**parts, dtype=self.hf_quantizer.dtype)}
 
-    def _expected_checksums(self, model: nn.Module, name: str, parts: Mapping[str, torch.Tensor]) -> set[int]:
+    def _stored_checksums(self, model: nn.Module, name: str) -> set[int]:
         """The checksum stored for `name`, which had or hadn't the prefix of the base model when it was saved."""
         prefix = f"{model.base_model_prefix}."
         names = (name, prefix + name, name.removeprefix(prefix))
-        stored = {self.hf_quantizer.checksums[known] for known in names if known in self.hf_quantizer.checksums}
-        return stored or {checksum(parts)}  # written by another tool: nothing to compare with
+        return {self.hf_quantizer.checksums[known] for known in names if known in self.hf_quantizer.checksums}

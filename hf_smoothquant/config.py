@@ -123,14 +123,12 @@ class SmoothQuantConfig(QuantizationConfigMixin):
                 raise ValueError(
                     f"alpha must be between 0 (smooth the weights) and 1 (smooth the inputs), got {alpha}."
                 )
-        for name in ("num_samples", "max_length", "batch_size", "min_features"):
+        for name in ("num_samples", "max_length", "batch_size", "min_features", "seed"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name} must be a whole number, got {value!r}.")
-            if value < 1:
+            if value < 1 and name != "seed":
                 raise ValueError(f"{name} must be at least 1, got {value}.")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise TypeError(f"seed must be a whole number, got {self.seed!r}.")
         if not isinstance(self.fold, bool):
             raise TypeError(f"fold must be True or False, got {self.fold!r}.")
         if not (self.dataset_kwargs is None or isinstance(self.dataset_kwargs, dict)):
@@ -184,7 +182,7 @@ class SmoothQuantConfig(QuantizationConfigMixin):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: every field but the objects of this process (`dataset`, `tokenizer`)."""
+        """The JSON form: every field but what belongs to this process (the dataset's, the tokenizer)."""
         return {key: copy.deepcopy(value) for key, value in self.__dict__.items() if key not in _RUNTIME_ONLY}
 
     def without_runtime_objects(self, calibration: dict[str, Any]) -> "SmoothQuantConfig":

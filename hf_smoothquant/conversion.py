@@ -16,7 +16,8 @@ from hf_smoothquant.config import SmoothQuantConfig
 from hf_smoothquant.linear import Int8Linear, dequantize_weight
 from hf_smoothquant.report import GroupReport, QuantizationReport
 from hf_smoothquant.selection import matches, select_linears
-from hf_smoothquant.smoothing.alpha import group_alpha, group_factors, group_sqnr_db, quantize_group
+from hf_smoothquant.smoothing.alpha import column_absmax, group_alpha, group_sqnr_db, quantize_group
+from hf_smoothquant.smoothing.factors import smoothing_factors
 from hf_smoothquant.smoothing.folding import fold
 
 logger = logging.get_logger(__name__)
@@ -56,40 +57,42 @@ def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> tuple[S
     report = QuantizationReport(kept=selection.kept | dict.fromkeys(unreached, "never reached in calibration"))
     groups = observer.groups()
     linears = [{name: selection.convert[name] for name in group.names} for group in groups]
-    progress = logging.tqdm(groups, desc="Smoothing", unit="group", leave=False)
-    alphas = [group_alpha(_weights(linears[index]), group, config) for index, group in enumerate(progress)]
-    folded = {}
-    if config.fold:
-        factors = [group_factors(_weights(linears[i]), group.absmax, alphas[i]) for i, group in enumerate(groups)]
-        folded = fold(model, linears, factors, observer.first_batch)
+    alphas, factors = [], []
+    for group, members in zip(logging.tqdm(groups, desc="Smoothing", unit="group", leave=False), linears, strict=True):
+        weights = list(_by_weight(members.values()))
+        alphas.append(group_alpha(weights, group, config))
+        factors.append(smoothing_factors(group.absmax, column_absmax(weights), alphas[-1]))
+    folded = fold(model, linears, factors, observer.first_batch) if config.fold else {}
     for index, group in enumerate(groups):
-        report.groups.append(
-            convert_group(linears[index].values(), group, alphas[index], config, folded_into=folded.get(index))
-        )
+        members, norm = linears[index].values(), folded.get(index)
+        report.groups.append(convert_group(members, group, alphas[index], factors[index], config, norm))
     return config.without_runtime_objects(data.describe()), report
 
 
-@torch.no_grad()
 def convert_group(
-    linears: Iterable[nn.Linear], group: Group, alpha: float, config: SmoothQuantConfig, folded_into: str | None = None
+    linears: Iterable[nn.Linear],
+    group: Group,
+    alpha: float,
+    factors: torch.Tensor,
+    config: SmoothQuantConfig,
+    folded_into: str | None = None,
 ) -> GroupReport:
     """Turns the Linears of one group into `Int8Linear`s with a common smoothing factor and activation scale.
 
     A weight shared by several Linears is quantized once and stays shared. With `folded_into` the input is divided by
     the factors already, and none are stored.
     """
-    by_weight: dict[nn.Parameter, list[nn.Linear]] = defaultdict(list)
-    for linear in linears:
-        by_weight[linear.weight].append(linear)
+    by_weight = _by_weight(linears)
     weights = list(by_weight)
-    quantized, factors = quantize_group(weights, group.absmax, alpha, config, group.ndim)
+    w_absmax = column_absmax(weights)
+    quantized = quantize_group(weights, group.absmax, factors, config, group.ndim)
     report = GroupReport(
         names=group.names,
         alpha=alpha,
         x_absmax=group.absmax.max().item(),
-        w_absmax=max(weight.abs().max().item() for weight in weights),
+        w_absmax=w_absmax.max().item(),
         smoothed_x_absmax=(group.absmax / factors).max().item(),
-        smoothed_w_absmax=max((weight.abs() * factors).max().item() for weight in weights),
+        smoothed_w_absmax=(w_absmax * factors).max().item(),
         act_scale=None if quantized[0].act_quant_scale is None else quantized[0].act_quant_scale.item(),
         sqnr_db=group_sqnr_db(weights, quantized, group.rows),
         folded_into=folded_into,
@@ -103,9 +106,12 @@ def convert_group(
     return report
 
 
-def _weights(linears: Mapping[str, nn.Linear]) -> list[nn.Parameter]:
-    """The distinct weights of a group. Not kept: float weights are to be freed as they are converted."""
-    return list(dict.fromkeys(linear.weight for linear in linears.values()))
+def _by_weight(linears: Iterable[nn.Linear]) -> dict[nn.Parameter, list[nn.Linear]]:
+    """Linears by the weight they own or share. To be dropped soon: float weights are freed as they are converted."""
+    by_weight: dict[nn.Parameter, list[nn.Linear]] = defaultdict(list)
+    for linear in linears:
+        by_weight[linear.weight].append(linear)
+    return by_weight
 
 
 def _warn_of_useless_patterns(alpha: object, names: Iterable[str]) -> None:
@@ -116,11 +122,8 @@ def _warn_of_useless_patterns(alpha: object, names: Iterable[str]) -> None:
 
 def dequantize_model(model: nn.Module) -> None:
     """Turns every `Int8Linear` back into a float `nn.Linear`, smoothing undone, in place."""
-    by_weight: dict[nn.Parameter, list[Int8Linear]] = defaultdict(list)
-    for module in model.modules():
-        if isinstance(module, Int8Linear):
-            by_weight[module.weight].append(module)
-    for weight, owners in by_weight.items():
+    int8_linears = (module for module in model.modules() if isinstance(module, Int8Linear))
+    for weight, owners in _by_weight(int8_linears).items():
         floats = nn.Parameter(dequantize_weight(weight))
         for module in owners:
             module.weight = floats

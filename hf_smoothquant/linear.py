@@ -28,7 +28,7 @@ class Int8Linear(nn.Linear):
             return super().forward(input)
         if input.numel() == 0:
             return input.new_empty(*input.shape[:-1], self.out_features)
-        x = self._as_calibrated(input)
+        x = as_calibrated(input, self.weight)
         if x.dtype == torch.float16:
             bias = None if self.bias is None else self.bias.float()
             output = nn.functional.linear(x.float(), self.weight, bias).half()
@@ -36,19 +36,40 @@ class Int8Linear(nn.Linear):
             output = nn.functional.linear(x, self.weight, self.bias)
         return output if x is input else output.reshape(*input.shape[:-1], self.out_features)
 
-    def _as_calibrated(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` with as many dimensions as the static scale has, which torchao asserts."""
-        scale = self.weight.act_quant_scale
-        if scale is None or scale.ndim == x.ndim:
-            return x
-        return x.reshape(*(1,) * (scale.ndim - 2), -1, self.in_features)
-
     def extra_repr(self) -> str:
         weight = self.weight
         if not isinstance(weight, Int8Tensor):
             return super().extra_repr()
         activation = "dynamic" if weight.act_quant_scale is None else "static"
         return f"{super().extra_repr()}, activation={activation}, smoothed={weight.act_pre_scale is not None}"
+
+
+def as_calibrated(x: torch.Tensor, weight: Int8Tensor) -> torch.Tensor:
+    """`x` with as many dimensions as the static scale of `weight` has, which torchao asserts."""
+    scale = weight.act_quant_scale
+    if scale is None or scale.ndim == x.ndim:
+        return x
+    return x.reshape(*(1,) * (scale.ndim - 2), -1, x.shape[-1])
+
+
+def int8_tensor(
+    qdata: torch.Tensor,
+    scale: torch.Tensor,
+    dtype: torch.dtype,
+    act_pre_scale: torch.Tensor | None = None,
+    act_quant_scale: torch.Tensor | None = None,
+) -> Int8Tensor:
+    """Joins the parts of an int8 weight: symmetric per row; static activations with `act_quant_scale`, else dynamic."""
+    granularity = PerRow() if act_quant_scale is None else PerTensor()
+    return Int8Tensor(
+        qdata,
+        scale,
+        [1, qdata.shape[1]],
+        dtype,
+        act_quant_scale=act_quant_scale,
+        act_pre_scale=act_pre_scale,
+        act_quant_kwargs=QuantizeTensorToInt8Kwargs(granularity, MappingType.SYMMETRIC),
+    )
 
 
 def quantize_weight(
@@ -86,15 +107,12 @@ def quantize_weight(
         keepdim=True,
     )
     qdata = quantize_affine(smoothed, block_size, scale, zero_point, torch.int8, -INT8_MAX, INT8_MAX)
-    static = act_scale is not None
-    return Int8Tensor(
+    return int8_tensor(
         qdata,
         scale,
-        block_size,
         weight.dtype,
-        act_quant_scale=act_scale.float().reshape((1,) * act_ndim) if static else None,
         act_pre_scale=None if factors is None else 1 / factors,
-        act_quant_kwargs=QuantizeTensorToInt8Kwargs(PerTensor() if static else PerRow(), MappingType.SYMMETRIC),
+        act_quant_scale=None if act_scale is None else act_scale.float().reshape((1,) * act_ndim),
     )
 
 

@@ -12,7 +12,6 @@ from transformers.quantizers.auto import (
     AUTO_QUANTIZER_MAPPING,
     AutoHfQuantizer,
 )
-from transformers.utils import logging
 
 from hf_smoothquant.config import QUANT_METHOD, SmoothQuantConfig
 from hf_smoothquant.footprint import MemoryFootprint
@@ -21,8 +20,6 @@ from hf_smoothquant.versions import check_versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-logger = logging.get_logger(__name__)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -8,7 +8,15 @@ from transformers import AutoModel
 
 from hf_smoothquant import SmoothQuantConfig, quantization_report
 from hf_smoothquant.calibration.observer import SAMPLE_ROWS, RowSample
-from hf_smoothquant.smoothing.alpha import GRID, alpha_setting, group_sqnr_db, quantize_group, search_alpha
+from hf_smoothquant.smoothing.alpha import (
+    GRID,
+    alpha_setting,
+    column_absmax,
+    group_sqnr_db,
+    quantize_group,
+    search_alpha,
+)
+from hf_smoothquant.smoothing.factors import smoothing_factors
 
 CONFIG = SmoothQuantConfig()
 
@@ -24,7 +32,9 @@ def test_setting_by_pattern():
 def test_sqnr_of_a_known_error():
     """Rows that int8 holds exactly, a weight that it doesn't: 10 log10(y^2 / (y - y')^2) by hand."""
     weight = torch.tensor([[127.0, 0.4]])
-    (int8,), factors = quantize_group([weight], torch.tensor([127.0, 127.0]), 1.0, CONFIG)
+    absmax = torch.tensor([127.0, 127.0])
+    factors = smoothing_factors(absmax, column_absmax([weight]), 1.0)
+    (int8,) = quantize_group([weight], absmax, factors, CONFIG)
     assert factors.tolist() == [127.0, 127.0]
     # Smoothed weight [127 * 127, 50.8], scale 127: q = [127, 0]; smoothed rows lie on the grid of 1 / 127.
     rows = torch.tensor([[127.0, 127.0]])
@@ -42,7 +52,8 @@ def test_search_is_never_worse_than_a_fixed_value(activation, outlier):
     absmax = rows.abs().amax(0)
 
     def quality(alpha):
-        return group_sqnr_db(weights, quantize_group(weights, absmax, alpha, config)[0], rows)
+        factors = smoothing_factors(absmax, column_absmax(weights), alpha)
+        return group_sqnr_db(weights, quantize_group(weights, absmax, factors, config), rows)
 
     found = search_alpha(weights, absmax, rows, config)
     assert found in GRID and 0.5 in GRID

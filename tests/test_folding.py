@@ -4,7 +4,6 @@ from conftest import SMALL, TEXTS, sqnr_db
 from torch import nn
 from transformers import (
     AutoModel,
-    AutoModelForCausalLM,
     AutoModelForQuestionAnswering,
     BertModel,
     GemmaConfig,
@@ -70,38 +69,34 @@ def test_a_folded_and_smoothed_float_model_equals_the_original():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("auto", "model_class", "config", "per_layer"),
+    ("model_class", "config", "per_layer"),
     [
-        (AutoModelForCausalLM, LlamaForCausalLM, LlamaConfig(**GQA), 2),
+        (LlamaForCausalLM, LlamaConfig(**GQA), 2),
         (
-            AutoModelForCausalLM,
             OPTForCausalLM,
             OPTConfig(vocab_size=64, word_embed_proj_dim=64, ffn_dim=128, **SMALL),
             2,
         ),
         (
-            AutoModel,
             T5EncoderModel,
             T5Config(vocab_size=64, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4),
             2,
         ),
-        (AutoModelForCausalLM, MixtralForCausalLM, MixtralConfig(**GQA, num_local_experts=4), 1),  # not before a router
-        (AutoModelForCausalLM, GemmaForCausalLM, GemmaConfig(**GQA, head_dim=16), 0),  # multiplies by 1 + weight
+        (MixtralForCausalLM, MixtralConfig(**GQA, num_local_experts=4), 1),  # not before a router
+        (GemmaForCausalLM, GemmaConfig(**GQA, head_dim=16), 0),  # multiplies by 1 + weight
     ],
 )
-def test_which_groups_fold(save_tiny, auto, model_class, config, per_layer, dtype):
+def test_which_groups_fold(save_tiny, model_class, config, per_layer, dtype):
     folder = save_tiny(model_class(config))
-    if model_class is T5EncoderModel:
-        auto = T5EncoderModel
     arguments = {"dtype": dtype, "quantization_config": SmoothQuantConfig(dataset=TEXTS)}
-    model = auto.from_pretrained(folder, **arguments)
+    model = model_class.from_pretrained(folder, **arguments)
     groups = quantization_report(model).groups
     assert sum(group.folded_into is not None for group in groups) == 2 * per_layer
     for group in groups:
         for name in group.names:
             assert (model.get_submodule(name).weight.act_pre_scale is None) == (group.folded_into is not None)
     unfolded = SmoothQuantConfig(dataset=TEXTS, fold=False)
-    other = auto.from_pretrained(folder, dtype=dtype, quantization_config=unfolded)
+    other = model_class.from_pretrained(folder, dtype=dtype, quantization_config=unfolded)
     assert not any(group.folded_into for group in quantization_report(other).groups)
     with torch.no_grad():
         one, two = model(IDS)[0], other(IDS)[0]

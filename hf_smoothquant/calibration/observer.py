@@ -26,12 +26,9 @@ class RowSample:
 
     def add(self, rows: torch.Tensor) -> None:
         """Takes `rows`, `[n, K]`, into account."""
-        keys = torch.cat([self._keys, torch.rand(len(rows), generator=self._generator)])
-        kept = keys.topk(min(SAMPLE_ROWS, len(keys))).indices
-        is_new = kept >= len(self._keys)
-        fresh = rows[(kept[is_new] - len(self._keys)).to(rows.device)]
-        self.rows = torch.cat([self.rows[kept[~is_new].to(rows.device)], fresh]) if len(self._keys) else fresh
-        self._keys = torch.cat([keys[kept[~is_new]], keys[kept[is_new]]])
+        keys = torch.rand(len(rows), generator=self._generator)
+        kept = _largest(keys)  # first among the new ones, so that only few rows are copied
+        self._merge_in(keys[kept], rows[kept.to(rows.device)])
 
     def __getstate__(self) -> dict:
         return {"_keys": self._keys, "rows": self.rows}  # between processes: a generator can't be pickled
@@ -39,12 +36,22 @@ class RowSample:
     @classmethod
     def merge(cls, samples: Sequence["RowSample"]) -> "RowSample":
         """The sample of all rows that `samples`, drawn with different seeds, were shown."""
-        merged, samples = cls(), [sample for sample in samples if len(sample.rows)]
-        if samples:
-            keys, rows = torch.cat([one._keys for one in samples]), torch.cat([one.rows for one in samples])
-            kept = keys.topk(min(SAMPLE_ROWS, len(keys))).indices
-            merged._keys, merged.rows = keys[kept], rows[kept.to(rows.device)]
+        merged = cls()
+        for sample in samples:
+            merged._merge_in(sample._keys, sample.rows)
         return merged
+
+    def _merge_in(self, keys: torch.Tensor, rows: torch.Tensor) -> None:
+        if len(self._keys) and len(keys):
+            keys, rows = torch.cat([self._keys, keys]), torch.cat([self.rows, rows])
+            kept = _largest(keys)
+            keys, rows = keys[kept], rows[kept.to(rows.device)]
+        if len(keys):
+            self._keys, self.rows = keys, rows
+
+
+def _largest(keys: torch.Tensor) -> torch.Tensor:
+    return keys.topk(min(SAMPLE_ROWS, len(keys))).indices
 
 
 @dataclass

@@ -12,8 +12,6 @@ from hf_smoothquant.calibration.data import CalibrationData
 from hf_smoothquant.calibration.distributed import rank_and_world_size, share_statistics
 from hf_smoothquant.calibration.observer import Observer, observe
 
-logger = logging.get_logger(__name__)
-
 
 def calibrate(model: PreTrainedModel, linears: Mapping[str, nn.Linear], data: CalibrationData) -> Observer:
     """Runs `data` through `model` and returns what `linears` saw of it.

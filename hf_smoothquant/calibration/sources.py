@@ -1,6 +1,7 @@
 """Where calibration samples come from: the built-in corpus, the hub, local files, objects of the user's."""
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -50,7 +51,7 @@ def open_source(dataset: Any, kwargs: Mapping[str, Any], seed: int) -> tuple[str
         raise ValueError("dataset_kwargs are for datasets.load_dataset: give them with a hub id, a file or a folder.")
     if isinstance(dataset, bytes | Mapping) or not isinstance(dataset, Iterable):
         raise TypeError(f"SmoothQuantConfig(dataset=...) can't be a {name}. {ACCEPTED}")
-    return name, iter(_shuffled(dataset, seed))
+    return name, iter(_elements(dataset, seed))
 
 
 def builtin_corpus() -> list[Text]:
@@ -110,9 +111,8 @@ def _load(name: str, kwargs: dict[str, Any]) -> Iterable[Mapping[str, Any]]:
         ) from error
 
 
-def _shuffled(dataset: Any, seed: int) -> Iterable[Any]:
-    import sys
-
+def _elements(dataset: Any, seed: int) -> Iterable[Any]:
+    """The elements of `dataset`, those of the `datasets` library in an order drawn from `seed`."""
     library = sys.modules.get("datasets")  # an object of it can't exist unless it was imported
     if library is not None and isinstance(dataset, library.Dataset):
         return dataset.shuffle(seed=seed)

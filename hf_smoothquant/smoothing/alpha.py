@@ -7,12 +7,12 @@ from torch import nn
 
 from hf_smoothquant.calibration.observer import Group
 from hf_smoothquant.config import DEFAULT_ALPHA, SmoothQuantConfig
-from hf_smoothquant.linear import quantize_weight
+from hf_smoothquant.linear import as_calibrated, quantize_weight
 from hf_smoothquant.selection import matches
 from hf_smoothquant.smoothing.factors import activation_scale, smoothing_factors
 
-# 0.5 is the paper's and in the grid, so that the search is never worse than it on its own measure.
 MAX_DB = 200.0
+# 0.5 is the paper's and in the grid, so that the search is never worse than it on its own measure.
 GRID = (0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 
 
@@ -46,25 +46,30 @@ def search_alpha(
         config (`SmoothQuantConfig`): says whether activations are static or dynamic.
     """
 
+    w_absmax = column_absmax(weights)
+
     def quality(alpha: float) -> float:
-        return group_sqnr_db(weights, quantize_group(weights, x_absmax, alpha, config)[0], rows)
+        factors = smoothing_factors(x_absmax, w_absmax, alpha)
+        return group_sqnr_db(weights, quantize_group(weights, x_absmax, factors, config), rows)
 
     return max(GRID, key=quality)
 
 
+def column_absmax(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Largest magnitude of each weight column over all Linears of a group: `[K]`, float32."""
+    return torch.stack([weight.abs().amax(0).float() for weight in weights]).amax(0)
+
+
 def quantize_group(
-    weights: Sequence[torch.Tensor], x_absmax: torch.Tensor, alpha: float, config: SmoothQuantConfig, act_ndim: int = 2
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Quantizes the weights that read one input, with common factors; returns them and `s`, `[K]`, float32."""
-    factors = group_factors(weights, x_absmax, alpha)
+    weights: Sequence[torch.Tensor],
+    x_absmax: torch.Tensor,
+    factors: torch.Tensor,
+    config: SmoothQuantConfig,
+    act_ndim: int = 2,
+) -> list[torch.Tensor]:
+    """Quantizes the weights that read one input, with its factors `s`, `[K]`, and its static scale if it has one."""
     scale = activation_scale(x_absmax, factors) if config.activation == "static" else None
-    return [quantize_weight(weight, factors, scale, act_ndim) for weight in weights], factors
-
-
-def group_factors(weights: Sequence[torch.Tensor], x_absmax: torch.Tensor, alpha: float) -> torch.Tensor:
-    """`s` of a group, `[K]`, float32: from the maxima of the weight columns over all its Linears."""
-    w_absmax = torch.stack([weight.abs().amax(0).float() for weight in weights]).amax(0)
-    return smoothing_factors(x_absmax, w_absmax, alpha)
+    return [quantize_weight(weight, factors, scale, act_ndim) for weight in weights]
 
 
 def group_sqnr_db(weights: Sequence[torch.Tensor], quantized: Sequence[torch.Tensor], rows: torch.Tensor) -> float:
@@ -76,13 +81,9 @@ def group_sqnr_db(weights: Sequence[torch.Tensor], quantized: Sequence[torch.Ten
     signal = noise = torch.zeros(())
     for weight, int8 in zip(weights, quantized, strict=True):
         y = nn.functional.linear(rows, weight.float())
-        x = rows.reshape(*(1,) * (_ndim(int8) - 2), *rows.shape)
+        y_int8 = nn.functional.linear(as_calibrated(rows, int8), int8).reshape(y.shape)
         signal = signal + y.square().sum()
-        noise = noise + (nn.functional.linear(x, int8).reshape(y.shape) - y).square().sum()
+        noise = noise + (y_int8 - y).square().sum()
     tiny = torch.finfo(torch.float32).tiny
     ratio = 10 * torch.log10(signal.clamp(min=tiny) / noise.clamp(min=tiny))
     return ratio.clamp(-MAX_DB, MAX_DB).item()  # an all-zero or exact layer has no ratio that JSON could hold
-
-
-def _ndim(int8: torch.Tensor) -> int:
-    return 2 if int8.act_quant_scale is None else int8.act_quant_scale.ndim

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from numbers import Real
 from typing import Any
 
 from transformers.utils import logging
@@ -57,6 +58,11 @@ class SmoothQuantConfig(QuantizationConfigMixin):
             Whether to move smoothing factors into the normalization before a Linear where nothing else reads its output
             (pre-norm models), which saves the multiplication at run time. Checked on a real batch, and only done where
             exact.
+        fallback (`dict`, *optional*):
+            A budget for accuracy, judged by the error of the model's outputs on every eighth calibration sample, which
+            is held out: `{"min_sqnr_db": 20}` moves the Linears that disturb the outputs most from static to dynamic or
+            to float until their signal-to-noise ratio is 20 dB; `{"max_layers": 4}` moves at most the worst four. With
+            both, both hold. `"to": "dynamic"` or `"to": "float"` allows only that.
         modules_to_not_convert (`list[str]`, *optional*):
             Linears to leave in float, besides those that always stay so (tied weights, output embeddings, the model's
             own `_keep_in_fp32_modules`): names, parts of names between dots, or `"re:"` patterns searched in the full
@@ -85,6 +91,7 @@ class SmoothQuantConfig(QuantizationConfigMixin):
         batch_size: int = 8,
         seed: int = 0,
         fold: bool = True,
+        fallback: dict[str, Any] | None = None,
         modules_to_not_convert: list[str] | None = None,
         min_features: int = 32,
         calibration: dict[str, Any] | None = None,
@@ -102,6 +109,7 @@ class SmoothQuantConfig(QuantizationConfigMixin):
         self.batch_size = batch_size
         self.seed = seed
         self.fold = fold
+        self.fallback = fallback
         self.modules_to_not_convert = modules_to_not_convert
         self.min_features = min_features
         self.calibration = calibration
@@ -131,6 +139,8 @@ class SmoothQuantConfig(QuantizationConfigMixin):
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if not isinstance(self.fold, bool):
             raise TypeError(f"fold must be True or False, got {self.fold!r}.")
+        if self.fallback is not None:
+            _check_fallback(self.fallback, self.activation)
         if not (self.dataset_kwargs is None or isinstance(self.dataset_kwargs, dict)):
             raise TypeError(f"dataset_kwargs must be a dict for datasets.load_dataset, got {self.dataset_kwargs!r}.")
         columns = self.text_columns
@@ -217,3 +227,22 @@ def _check_pattern(field: str, pattern: str) -> None:
             re.compile(pattern.removeprefix("re:"))
         except re.error as error:
             raise ValueError(f"{field}: {pattern!r} is no regular expression: {error}.") from error
+
+
+def _check_fallback(fallback: Any, activation: str) -> None:
+    if not isinstance(fallback, dict):
+        raise TypeError(f'fallback must be a dict like {{"min_sqnr_db": 20}}, got {fallback!r}.')
+    unknown = sorted(map(str, fallback.keys() - {"min_sqnr_db", "max_layers", "to"}))
+    if unknown:
+        raise ValueError(f"fallback has no {', '.join(unknown)}. It takes: min_sqnr_db, max_layers, to.")
+    if not fallback.keys() & {"min_sqnr_db", "max_layers"}:
+        raise ValueError('fallback needs "min_sqnr_db", "max_layers" or both.')
+    decibels = fallback.get("min_sqnr_db", 20)
+    if isinstance(decibels, bool) or not isinstance(decibels, Real) or not 0 < decibels < 100:
+        raise ValueError(f"fallback: min_sqnr_db must be a number of decibels between 0 and 100, got {decibels!r}.")
+    layers = fallback.get("max_layers", 1)
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+        raise ValueError(f"fallback: max_layers must be a whole number from 1, got {layers!r}.")
+    below = [kind for kind in ("dynamic", "float") if kind != activation]
+    if fallback.get("to") not in (None, *below):
+        raise ValueError(f"fallback: to must be {' or '.join(map(repr, below))} here, got {fallback['to']!r}.")

@@ -1,7 +1,9 @@
 """From a calibrated float model to an int8 one, in place, and back."""
 
+import copy
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from hf_smoothquant.calibration.data import calibration_data
+from hf_smoothquant.calibration.holdout import HoldOut
 from hf_smoothquant.calibration.observer import Group
 from hf_smoothquant.calibration.runner import calibrate
 from hf_smoothquant.config import SmoothQuantConfig
@@ -18,7 +21,9 @@ from hf_smoothquant.report import GroupReport, QuantizationReport
 from hf_smoothquant.selection import matches, select_linears
 from hf_smoothquant.smoothing.alpha import column_absmax, group_alpha, group_sqnr_db, quantize_group
 from hf_smoothquant.smoothing.factors import smoothing_factors
+from hf_smoothquant.smoothing.fallback import FLOAT, FallbackPlan, plan_fallback
 from hf_smoothquant.smoothing.folding import fold
+from hf_smoothquant.smoothing.sensitivity import Sensitivity
 
 logger = logging.get_logger(__name__)
 
@@ -44,7 +49,8 @@ def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> tuple[S
             "without quantization_config, or change modules_to_not_convert / min_features."
         )
     data = calibration_data(config, model)
-    observer = calibrate(model, selection.convert, data)
+    hold_out = HoldOut() if config.fallback else None
+    observer = calibrate(model, selection.convert, data, hold_out)
     unreached = observer.unreached()
     if len(unreached) == len(selection.convert):
         raise ValueError(
@@ -55,47 +61,100 @@ def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> tuple[S
         logger.warning(f"Left in float, since calibration never reached them: {', '.join(unreached)}.")
     _warn_of_useless_patterns(config.alpha, selection.convert)
     report = QuantizationReport(kept=selection.kept | dict.fromkeys(unreached, "never reached in calibration"))
-    groups = observer.groups()
-    linears = [{name: selection.convert[name] for name in group.names} for group in groups]
-    alphas, factors = [], []
-    for group, members in zip(logging.tqdm(groups, desc="Smoothing", unit="group", leave=False), linears, strict=True):
-        weights = list(_by_weight(members.values()))
-        alphas.append(group_alpha(weights, group, config))
-        factors.append(smoothing_factors(group.absmax, column_absmax(weights), alphas[-1]))
-    folded = fold(model, linears, factors, observer.first_batch) if config.fold else {}
-    for index, group in enumerate(groups):
-        members, norm = linears[index].values(), folded.get(index)
-        report.groups.append(convert_group(members, group, alphas[index], factors[index], config, norm))
+    groups = [
+        _plan_group(group, selection.convert, config)
+        for group in logging.tqdm(observer.groups(), desc="Smoothing", unit="group", leave=False)
+    ]
+    fallback = _fall_back(model, groups, hold_out, config) if hold_out is not None else None
+    if fallback is not None:
+        report.output_sqnr_db = fallback.output_sqnr_db
+        in_float = [name for group in groups if group.config.activation == FLOAT for name in group.linears]
+        report.kept |= dict.fromkeys(in_float, "fallback: disturbs the outputs most")
+        groups = [group for group in groups if group.config.activation != FLOAT]
+    folded = {}
+    if config.fold:
+        linears, factors = [group.linears for group in groups], [group.factors for group in groups]
+        folded = fold(model, linears, factors, observer.first_batch)
+    report.groups = [convert_group(group, folded.get(index)) for index, group in enumerate(groups)]
     return config.without_runtime_objects(data.describe()), report
 
 
-def convert_group(
-    linears: Iterable[nn.Linear],
-    group: Group,
-    alpha: float,
-    factors: torch.Tensor,
-    config: SmoothQuantConfig,
-    folded_into: str | None = None,
-) -> GroupReport:
+@dataclass
+class PlannedGroup:
+    """Linears with a common input, and how they are to be quantized.
+
+    Attributes:
+        linears (`dict[str, nn.Linear]`): the Linears by full name.
+        statistics (`Group`): what calibration saw of their input.
+        alpha (`float`): smoothing strength.
+        factors (`torch.Tensor`): `s`, `[K]`, float32.
+        config (`SmoothQuantConfig`): the model's, or a copy with another `activation` where the group fell back.
+        output_sqnr_db (`float` or `None`): what the group alone would do to the model's outputs, where it was measured.
+    """
+
+    linears: dict[str, nn.Linear]
+    statistics: Group
+    alpha: float
+    factors: torch.Tensor
+    config: SmoothQuantConfig
+    output_sqnr_db: float | None = None
+
+
+def _plan_group(group: Group, linears: Mapping[str, nn.Linear], config: SmoothQuantConfig) -> PlannedGroup:
+    members = {name: linears[name] for name in group.names}
+    weights = list(_by_weight(members.values()))
+    alpha = group_alpha(weights, group, config)
+    factors = smoothing_factors(group.absmax, column_absmax(weights), alpha)
+    return PlannedGroup(members, group, alpha, factors, config)
+
+
+def _fall_back(
+    model: PreTrainedModel, groups: Sequence[PlannedGroup], hold_out: HoldOut, config: SmoothQuantConfig
+) -> FallbackPlan:
+    """Gives the groups that don't fit into the budget `config.fallback` a config of their own."""
+    configs = {config.activation: config}
+    for activation in ("dynamic", FLOAT):
+        if activation not in configs:
+            configs[activation] = copy.copy(config)
+            configs[activation].activation = activation
+
+    def quantize(index: int, activation: str) -> dict[nn.Module, torch.Tensor]:
+        group = groups[index]
+        by_weight = _by_weight(group.linears.values())
+        absmax, ndim = group.statistics.absmax, group.statistics.ndim
+        quantized = quantize_group(list(by_weight), absmax, group.factors, configs[activation], ndim)
+        return {linear: int8 for int8, owners in zip(quantized, by_weight.values(), strict=True) for linear in owners}
+
+    sizes = [len(group.linears) for group in groups]
+    plan = plan_fallback(Sensitivity(model, hold_out.samples), quantize, sizes, config.activation, config.fallback)
+    for index, group in enumerate(groups):
+        group.config = configs[plan.activations[index]]
+        group.output_sqnr_db = plan.group_sqnr_db[index] if plan.group_sqnr_db else None
+    return plan
+
+
+def convert_group(group: PlannedGroup, folded_into: str | None = None) -> GroupReport:
     """Turns the Linears of one group into `Int8Linear`s with a common smoothing factor and activation scale.
 
     A weight shared by several Linears is quantized once and stays shared. With `folded_into` the input is divided by
     the factors already, and none are stored.
     """
-    by_weight = _by_weight(linears)
-    weights = list(by_weight)
-    w_absmax = column_absmax(weights)
-    quantized = quantize_group(weights, group.absmax, factors, config, group.ndim)
+    by_weight = _by_weight(group.linears.values())
+    weights, factors = list(by_weight), group.factors
+    x_absmax, w_absmax = group.statistics.absmax, column_absmax(weights)
+    quantized = quantize_group(weights, x_absmax, factors, group.config, group.statistics.ndim)
     report = GroupReport(
-        names=group.names,
-        alpha=alpha,
-        x_absmax=group.absmax.max().item(),
+        names=list(group.linears),
+        alpha=group.alpha,
+        x_absmax=x_absmax.max().item(),
         w_absmax=w_absmax.max().item(),
-        smoothed_x_absmax=(group.absmax / factors).max().item(),
+        smoothed_x_absmax=(x_absmax / factors).max().item(),
         smoothed_w_absmax=(w_absmax * factors).max().item(),
         act_scale=None if quantized[0].act_quant_scale is None else quantized[0].act_quant_scale.item(),
-        sqnr_db=group_sqnr_db(weights, quantized, group.rows),
+        sqnr_db=group_sqnr_db(weights, quantized, group.statistics.rows),
         folded_into=folded_into,
+        activation=group.config.activation,
+        output_sqnr_db=group.output_sqnr_db,
     )
     for int8, owners in zip(quantized, by_weight.values(), strict=True):
         if folded_into is not None:

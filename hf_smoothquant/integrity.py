@@ -65,7 +65,9 @@ def check_checkpoint(files: Sequence[str], config: SmoothQuantConfig) -> dict[st
 
 
 def _check_parts(module: str, parts: dict[str, tuple[str, list[int], str]], config: SmoothQuantConfig) -> None:
-    required = ["qdata", "scale"] + (["act_quant_scale"] if config.activation == "static" else [])
+    # With a fallback some groups are dynamic: what says that no scale was lost is then the list of tensors.
+    all_static = config.activation == "static" and config.fallback is None
+    required = ["qdata", "scale"] + (["act_quant_scale"] if all_static else [])
     for part in required:
         if part not in parts:
             raise ValueError(f"The checkpoint lacks the tensor '{module}.{PREFIX}{part}'. {REPAIR}")

@@ -26,15 +26,7 @@ class Int8Linear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not isinstance(self.weight, Int8Tensor):
             return super().forward(input)
-        if input.numel() == 0:
-            return input.new_empty(*input.shape[:-1], self.out_features)
-        x = as_calibrated(input, self.weight)
-        if x.dtype == torch.float16:
-            bias = None if self.bias is None else self.bias.float()
-            output = nn.functional.linear(x.float(), self.weight, bias).half()
-        else:
-            output = nn.functional.linear(x, self.weight, self.bias)
-        return output if x is input else output.reshape(*input.shape[:-1], self.out_features)
+        return int8_linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         weight = self.weight
@@ -42,6 +34,18 @@ class Int8Linear(nn.Linear):
             return super().extra_repr()
         activation = "dynamic" if weight.act_quant_scale is None else "static"
         return f"{super().extra_repr()}, activation={activation}, smoothed={weight.act_pre_scale is not None}"
+
+
+def int8_linear(input: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The output `[..., N]` of an int8 weight `[N, K]` for `input`, `[..., K]`, of whatever shape and dtype."""
+    if input.numel() == 0:
+        return input.new_empty(*input.shape[:-1], len(weight))
+    x = as_calibrated(input, weight)
+    if x.dtype == torch.float16:
+        output = nn.functional.linear(x.float(), weight, None if bias is None else bias.float()).half()
+    else:
+        output = nn.functional.linear(x, weight, bias)
+    return output if x is input else output.reshape(*input.shape[:-1], len(weight))
 
 
 def as_calibrated(x: torch.Tensor, weight: Int8Tensor) -> torch.Tensor:

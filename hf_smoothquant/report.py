@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 REPORT_NAME = "quantization_report.json"
+HEADER = ("group", "Linears", "int8", "alpha", "max|X|", "smoothed", "max|W|", "smoothed", "folded", "SQNR dB")
 
 
 @dataclass
@@ -21,6 +22,9 @@ class GroupReport:
         act_scale (`float` or `None`): static scale of the smoothed input; `None` for dynamic activations.
         sqnr_db (`float`): signal-to-noise ratio of the group's outputs on a sample of calibration rows.
         folded_into (`str` or `None`): the norm that has the factors in it, so that nothing is multiplied at run time.
+        activation (`str`): `"static"` or `"dynamic"`; another than the model's where the group fell back.
+        output_sqnr_db (`float` or `None`): signal-to-noise ratio of the model's outputs with this group alone in int8
+            as the model's config has it; `None` where no `fallback` budget made it be measured.
     """
 
     names: list[str]
@@ -32,6 +36,8 @@ class GroupReport:
     act_scale: float | None
     sqnr_db: float
     folded_into: str | None = None
+    activation: str = "static"
+    output_sqnr_db: float | None = None
 
 
 @dataclass
@@ -41,10 +47,13 @@ class QuantizationReport:
     Attributes:
         groups (`list[GroupReport]`): in the order of the forward pass.
         kept (`dict[str, str]`): full name of each Linear in float: why.
+        output_sqnr_db (`float` or `None`): signal-to-noise ratio of the outputs of the quantized model on calibration
+            samples that were held out; `None` without a `fallback` budget.
     """
 
     groups: list[GroupReport] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
+    output_sqnr_db: float | None = None
 
     @property
     def mean_sqnr_db(self) -> float:
@@ -52,19 +61,22 @@ class QuantizationReport:
         return sum(group.sqnr_db for group in self.groups) / len(self.groups)
 
     def __str__(self) -> str:
-        rows = [("group", "Linears", "alpha", "max|X|", "smoothed", "max|W|", "smoothed", "folded", "SQNR dB")]
+        measured = any(group.output_sqnr_db is not None for group in self.groups)
+        rows = [HEADER + (("output dB",) if measured else ())]
         for group in self.groups:
             numbers = (group.x_absmax, group.smoothed_x_absmax, group.w_absmax, group.smoothed_w_absmax)
             maxima = (f"{number:.3g}" for number in numbers)
             folded = "yes" if group.folded_into else "no"
-            rows.append(
-                (group.names[0], str(len(group.names)), f"{group.alpha:g}", *maxima, folded, f"{group.sqnr_db:.1f}")
-            )
+            row = (group.names[0], str(len(group.names)), group.activation, f"{group.alpha:g}", *maxima, folded)
+            row += (f"{group.sqnr_db:.1f}",)
+            rows.append(row + ((f"{group.output_sqnr_db:.1f}",) if measured else ()))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(cells))
             for cells in (zip(row, widths, strict=True) for row in rows)
         ]
+        if self.output_sqnr_db is not None:
+            lines.append(f"outputs on held-out samples: {self.output_sqnr_db:.1f} dB")
         lines += [f"in float: {name} ({reason})" for name, reason in self.kept.items()]
         return "\n".join(lines)
 
@@ -80,7 +92,7 @@ class QuantizationReport:
         if not file.is_file():
             return None
         stored = json.loads(file.read_text())
-        return cls([GroupReport(**group) for group in stored["groups"]], stored["kept"])
+        return cls(**stored | {"groups": [GroupReport(**group) for group in stored["groups"]]})
 
 
 def quantization_report(model: nn.Module) -> QuantizationReport:

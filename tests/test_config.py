@@ -29,6 +29,14 @@ from hf_smoothquant import SmoothQuantConfig
         ({"seed": "x"}, TypeError, "seed"),
         ({"dataset_kwargs": "train"}, TypeError, "dataset_kwargs"),
         ({"text_columns": "text"}, TypeError, "text_columns"),
+        ({"fallback": 20}, TypeError, "fallback must be a dict"),
+        ({"fallback": {}}, ValueError, '"min_sqnr_db", "max_layers" or both'),
+        ({"fallback": {"sqnr": 20}}, ValueError, "fallback has no sqnr. It takes: min_sqnr_db"),
+        ({"fallback": {"min_sqnr_db": 0}}, ValueError, "between 0 and 100"),
+        ({"fallback": {"min_sqnr_db": "20"}}, ValueError, "number of decibels"),
+        ({"fallback": {"max_layers": 1.5}}, ValueError, "whole number"),
+        ({"fallback": {"max_layers": 1, "to": "int4"}}, ValueError, "'dynamic' or 'float'"),
+        ({"activation": "dynamic", "fallback": {"max_layers": 1, "to": "dynamic"}}, ValueError, "'float' here"),
         ({"min_features": 0}, ValueError, "min_features"),
         ({"modules_to_not_convert": "lm_head"}, TypeError, "list of names"),
         ({"modules_to_not_convert": [1]}, TypeError, "list of names"),
@@ -44,7 +52,7 @@ def test_bad_arguments(arguments, error, says):
 
 
 def test_json_round_trip():
-    config = SmoothQuantConfig(activation="dynamic", alpha=0.7, modules_to_not_convert=["classifier"], num_samples=5)
+    config = SmoothQuantConfig(activation="dynamic", alpha=0.7, fallback={"max_layers": 4}, num_samples=5)
     again = SmoothQuantConfig.from_dict(json.loads(config.to_json_string()))
     assert again == config
     assert again.to_dict() | {"quant_method": "smoothquant", "format_version": 1} == again.to_dict()

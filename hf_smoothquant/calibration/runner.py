@@ -10,11 +10,14 @@ from transformers.utils import logging
 
 from hf_smoothquant.calibration.data import CalibrationData
 from hf_smoothquant.calibration.distributed import rank_and_world_size, share_statistics
+from hf_smoothquant.calibration.holdout import HoldOut
 from hf_smoothquant.calibration.observer import Observer, observe
 
 
-def calibrate(model: PreTrainedModel, linears: Mapping[str, nn.Linear], data: CalibrationData) -> Observer:
-    """Runs `data` through `model` and returns what `linears` saw of it.
+def calibrate(
+    model: PreTrainedModel, linears: Mapping[str, nn.Linear], data: CalibrationData, hold_out: HoldOut | None = None
+) -> Observer:
+    """Runs `data` through `model`, but for what `hold_out` takes of it, and returns what `linears` saw of it.
 
     The model is left as it was found, also when a batch raises: mode, hooks, config and gradients untouched.
 
@@ -31,7 +34,7 @@ def calibrate(model: PreTrainedModel, linears: Mapping[str, nn.Linear], data: Ca
     try:
         with torch.no_grad(), observe(linears, seed=rank) as observer:
             try:
-                _run(model, data, observer, rank, world_size)
+                _run(model, data, observer, hold_out, rank, world_size)
             except Exception as error:
                 if world_size == 1:
                     raise
@@ -48,7 +51,14 @@ def calibrate(model: PreTrainedModel, linears: Mapping[str, nn.Linear], data: Ca
     return observer
 
 
-def _run(model: PreTrainedModel, data: CalibrationData, observer: Observer, rank: int, world_size: int) -> None:
+def _run(
+    model: PreTrainedModel,
+    data: CalibrationData,
+    observer: Observer,
+    hold_out: HoldOut | None,
+    rank: int,
+    world_size: int,
+) -> None:
     """Runs each batch of `data` that falls to this process."""
     parameters = inspect.signature(model.forward).parameters
     extra = {"use_cache": False} if "use_cache" in parameters else {}
@@ -56,8 +66,6 @@ def _run(model: PreTrainedModel, data: CalibrationData, observer: Observer, rank
         data, total=data.num_batches, desc="Calibrating", unit="batch", leave=False, disable=rank > 0 or None
     )
     for index, batch in enumerate(progress):
-        if index % world_size != rank:
-            continue
         inputs = {
             name: value.to(model.device) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
@@ -68,5 +76,9 @@ def _run(model: PreTrainedModel, data: CalibrationData, observer: Observer, rank
             if "attention_mask" in inputs:
                 inputs.setdefault("decoder_attention_mask", inputs["attention_mask"])
         inputs |= extra
+        if hold_out is not None:  # in every process: all judge the model on the same samples
+            inputs = hold_out.split(inputs)
+        if inputs is None or index % world_size != rank:
+            continue
         observer.start_batch(inputs)
         model(**inputs)

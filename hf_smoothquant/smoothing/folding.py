@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
+from hf_smoothquant.smoothing.outputs import float_outputs, output_tensors
+
 
 def fold(
     model: PreTrainedModel, groups: Sequence[Mapping[str, nn.Linear]], factors: Sequence[torch.Tensor], inputs: Mapping
@@ -33,7 +35,7 @@ def fold(
     if not producers:
         return {}
     with torch.no_grad():
-        reference = _outputs(model, inputs)
+        reference = float_outputs(model, inputs)
         attempts = [list(producers)] + [[index] for index in producers if len(producers) > 1]
         folded: dict[int, str] = {}
         for attempt in attempts:
@@ -44,7 +46,7 @@ def fold(
                     parameter.copy_(parameter.float() / factors[index])
             scaled = {index: factors[index] for index in [*folded, *attempt]}
             with _scaled_inputs({linear: s for index, s in scaled.items() for linear in groups[index].values()}):
-                exact = _same(reference, _outputs(model, inputs), model.dtype)
+                exact = _same(reference, float_outputs(model, inputs), model.dtype)
             if exact:
                 folded |= {index: producers[index] for index in attempt}
             else:
@@ -72,7 +74,7 @@ def find_producers(
             readers.watch(output, module)
 
     def returned(module, args, output):
-        readers.note_returned(_tensors(output))
+        readers.note_returned(output_tensors(output))
 
     handles = [norm.register_forward_hook(remember) for norm in norms]
     # What a model, or the base model in it, returns is read by whoever calls it.
@@ -146,15 +148,6 @@ def _scaled_inputs(factors: Mapping[nn.Linear, torch.Tensor]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _outputs(model: PreTrainedModel, inputs: Mapping) -> list[torch.Tensor]:
-    return [leaf.float() for leaf in _tensors(model(**inputs)) if leaf.is_floating_point()]
-
-
-def _tensors(outputs) -> list[torch.Tensor]:
-    leaves = tree_leaves(tuple(outputs.values()) if isinstance(outputs, Mapping) else outputs)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _same(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:

@@ -11,7 +11,7 @@ from torch._inductor import config as inductor_config
 from transformers import AutoModelForQuestionAnswering, BertForQuestionAnswering
 
 import hf_smoothquant
-from hf_smoothquant import SmoothQuantConfig
+from hf_smoothquant import SmoothQuantConfig, cpu
 from hf_smoothquant.inductor.coverage import FusionCoverage
 from hf_smoothquant.linear import Int8Linear
 
@@ -27,6 +27,10 @@ def logits(model, ids=IDS):
     with torch.no_grad():
         output = model(ids)
     return torch.stack([output.start_logits, output.end_logits])
+
+
+def fused(count):
+    return 0 if cpu.SATURATES else count
 
 
 @pytest.mark.parametrize(
@@ -47,7 +51,7 @@ def test_compiled_equals_eager_and_every_linear_is_fused(tiny_bert, activation, 
     compiled = hf_smoothquant.compile(model, autocast=autocast)
     assert type(compiled) is BertForQuestionAnswering
     assert sqnr_db(logits(model), logits(compiled)) > min_sqnr_db
-    assert compiled.fusion_coverage.fused == len(linears) == 13
+    assert compiled.fusion_coverage.fused == fused(len(linears)) and len(linears) == 13
     assert compiled.fusion_coverage.unfused == []
     assert inductor_config.get_config_copy() == settings
     assert model._compiled_call_impl is None
@@ -68,7 +72,7 @@ def test_gradients_of_the_caller_do_not_matter(tiny_bert):
     compiled = hf_smoothquant.compile(load(tiny_bert))
     output = compiled(IDS)
     assert torch.is_grad_enabled() and not output.start_logits.requires_grad
-    assert compiled.fusion_coverage.fused == 12
+    assert compiled.fusion_coverage.fused == fused(12)
 
 
 def test_unfused_linears_are_named(transformers_warnings):
@@ -87,6 +91,7 @@ def test_unfused_linears_are_named(transformers_warnings):
     assert "1 quantized Linears did not become a fused int8 kernel" in transformers_warnings.text
 
 
+@pytest.mark.skipif(cpu.SATURATES, reason="no VNNI: nothing is fused, by intention")
 def test_linears_really_left_unfused_are_named(tiny_bert, monkeypatch, transformers_warnings):
     """Without the fusion patterns of the freezing passes every Linear is unfused, and the user hears of it."""
     monkeypatch.setattr("torch._inductor.freezing.freezing_passes", lambda *args: None)

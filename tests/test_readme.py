@@ -5,6 +5,8 @@ import pytest
 from conftest import write_tokenizer
 from transformers import BertForQuestionAnswering
 
+from hf_smoothquant import cpu
+
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -17,5 +19,5 @@ def test_quick_start_runs_verbatim(tiny_config, tmp_path, monkeypatch, capsys):
     write_tokenizer(tmp_path / "model")
     namespace = {}
     exec(compile(code, "README.md", "exec"), namespace)
-    assert namespace["model"].fusion_coverage.fused == 12
+    assert namespace["model"].fusion_coverage.fused == (0 if cpu.SATURATES else 12)
     assert namespace["model"].config.quantization_config.calibration["dataset"] == "builtin"

@@ -9,12 +9,21 @@ import torch
 from torch import nn
 from torch._inductor import config as inductor_config
 from torchao.quantization import Int8Tensor
+from transformers.utils import logging
 
+from hf_smoothquant import cpu
 from hf_smoothquant.inductor.coverage import FusionCoverage
 from hf_smoothquant.inductor.fusions import register_fusions
 from hf_smoothquant.versions import check_versions
 
+logger = logging.get_logger(__name__)
+
 Model = TypeVar("Model", bound=nn.Module)
+
+NO_VNNI = (
+    "This CPU has no VNNI instructions, and oneDNN's int8 products saturate without them. The int8 numbers are "
+    "multiplied in float32 instead: the values are right, at the time and memory of a float model."
+)
 
 
 def compile(
@@ -34,6 +43,9 @@ def compile(
     that is not to the bit: on real encoders the signal-to-noise ratio to eager is above 25 dB, which is less noise than
     int8 itself adds to float.
 
+    On CPUs without VNNI (AVX2, early AVX512), where oneDNN's int8 sums saturate, nothing is fused: the int8 numbers are
+    multiplied in float32. The values are right, at the speed of float.
+
     Inductor options hold during the calls of this model only; the process's configuration is left alone.
 
     Args:
@@ -51,6 +63,7 @@ def compile(
     Raises:
         `ValueError`: the model has no int8 Linear, or is in training mode, or an option doesn't exist.
         `ImportError`: a library is outside the supported range.
+        `RuntimeError`: in the first call, if a kernel that saturates on this CPU came into the graph all the same.
     """
     check_versions()
     if not any(isinstance(parameter, Int8Tensor) for parameter in model.parameters()):
@@ -71,7 +84,10 @@ def compile(
         raise ValueError(
             f"Inductor doesn't have one of the options: {error}. See torch._inductor.list_options()."
         ) from error
-    register_fusions()
+    if cpu.SATURATES:
+        logger.warning_once(NO_VNNI)
+    else:
+        register_fusions()
     compiled = copy.copy(model)  # shares weights and submodules; nn.Module keeps its compiled form per object
     # Isolated: recompilations are counted per function, and all models share this one. Otherwise the ninth compilation
     # of a process would silently run eager.

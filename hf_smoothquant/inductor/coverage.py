@@ -3,6 +3,8 @@
 import torch
 from transformers.utils import logging
 
+from hf_smoothquant import cpu
+
 logger = logging.get_logger(__name__)
 
 
@@ -20,7 +22,11 @@ class FusionCoverage:
         self.unfused: list[str] = []
 
     def inspect(self, graph: torch.fx.Graph) -> None:
-        """Adds one graph, as Inductor has it after freezing and its fusion patterns."""
+        """Adds one graph, as Inductor has it after freezing and its fusion patterns.
+
+        Raises:
+            `RuntimeError`: an int8 kernel whose sums saturate on this CPU is in it.
+        """
         unfused = []
         for node in graph.nodes:
             if node.op != "call_function":
@@ -28,6 +34,11 @@ class FusionCoverage:
             if node.target is torch.ops.aten._int_mm.default:
                 unfused.append(_module_name(node))
             elif str(node.target).startswith("onednn.qlinear_pointwise"):
+                if cpu.SATURATES:
+                    raise RuntimeError(
+                        f"The product of {_module_name(node)} became an int8 kernel, whose sums saturate on this CPU "
+                        "(no VNNI). Call the Linear itself, not torch.nn.functional.linear on its weight."
+                    )
                 self.fused += 1
         if unfused:
             self.unfused.extend(name for name in unfused if name not in self.unfused)

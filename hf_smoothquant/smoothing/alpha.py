@@ -7,7 +7,7 @@ from torch import nn
 
 from hf_smoothquant.calibration.observer import Group
 from hf_smoothquant.config import DEFAULT_ALPHA, SmoothQuantConfig
-from hf_smoothquant.linear import as_calibrated, quantize_weight
+from hf_smoothquant.linear import int8_linear, quantize_weight
 from hf_smoothquant.selection import matches
 from hf_smoothquant.smoothing.factors import activation_scale, smoothing_factors
 
@@ -81,7 +81,7 @@ def group_sqnr_db(weights: Sequence[torch.Tensor], quantized: Sequence[torch.Ten
     signal = noise = torch.zeros(())
     for weight, int8 in zip(weights, quantized, strict=True):
         y = nn.functional.linear(rows, weight.float())
-        y_int8 = nn.functional.linear(as_calibrated(rows, int8), int8).reshape(y.shape)
+        y_int8 = int8_linear(rows, int8, None)
         signal = signal + y.square().sum()
         noise = noise + (y_int8 - y).square().sum()
     tiny = torch.finfo(torch.float32).tiny

@@ -12,6 +12,7 @@ from torchao.quantization import Int8Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import ConversionOps, revert_weight_conversion
 
+from hf_smoothquant.conv1d import to_linear
 from hf_smoothquant.linear import Int8Linear, int8_tensor
 
 PREFIX = "_weight_"
@@ -72,7 +73,9 @@ class LoadInt8Weight(ConversionOps):
             self.hf_quantizer.load_errors.append(
                 f"The int8 weight {full_layer_name!r} ({', '.join(sorted(input_dict))}) isn't what was saved. {REPAIR}"
             )
-        linear = Int8Linear.adopt(model.get_submodule(full_layer_name.rpartition(".")[0]))
+        module = model.get_submodule(full_layer_name.rpartition(".")[0])
+        to_linear([module])  # in GPT-2 transformers builds Conv1D
+        linear = Int8Linear.adopt(module)
         # Flags transformers' own loader sets too: without them it would initialize the weight again, at random.
         for owner in (linear, *linear.parameters(recurse=False)):
             owner._is_hf_initialized = True

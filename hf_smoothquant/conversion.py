@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from hf_smoothquant.calibration.data import calibration_data
@@ -16,9 +15,10 @@ from hf_smoothquant.calibration.holdout import HoldOut
 from hf_smoothquant.calibration.observer import Group
 from hf_smoothquant.calibration.runner import calibrate
 from hf_smoothquant.config import SmoothQuantConfig
+from hf_smoothquant.conv1d import conv1d_as_linear, to_conv1d
 from hf_smoothquant.linear import Int8Linear, dequantize_weight
 from hf_smoothquant.report import GroupReport, QuantizationReport
-from hf_smoothquant.selection import matches, select_linears
+from hf_smoothquant.selection import Selection, matches, select_linears
 from hf_smoothquant.smoothing.alpha import column_absmax, group_alpha, group_sqnr_db, quantize_group
 from hf_smoothquant.smoothing.factors import smoothing_factors
 from hf_smoothquant.smoothing.fallback import FLOAT, FallbackPlan, plan_fallback
@@ -42,12 +42,17 @@ def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> tuple[S
     selection = select_linears(model, config)
     if not selection.convert:
         reasons = sorted(set(selection.kept.values())) or ["it has no nn.Linear"]
-        if any(isinstance(module, Conv1D) for module in model.modules()):
-            reasons.append("Conv1D, which stands in for Linear in GPT-2, is not supported yet")
         raise ValueError(
             f"SmoothQuant found no Linear to convert in {type(model).__name__}: {'; '.join(reasons)}. Load the model "
             "without quantization_config, or change modules_to_not_convert / min_features."
         )
+    with conv1d_as_linear(selection.convert.values()):
+        return _calibrate_and_convert(model, config, selection)
+
+
+def _calibrate_and_convert(
+    model: PreTrainedModel, config: SmoothQuantConfig, selection: Selection
+) -> tuple[SmoothQuantConfig, QuantizationReport]:
     data = calibration_data(config, model)
     hold_out = HoldOut() if config.fallback else None
     observer = calibrate(model, selection.convert, data, hold_out)
@@ -180,10 +185,11 @@ def _warn_of_useless_patterns(alpha: object, names: Iterable[str]) -> None:
 
 
 def dequantize_model(model: nn.Module) -> None:
-    """Turns every `Int8Linear` back into a float `nn.Linear`, smoothing undone, in place."""
-    int8_linears = (module for module in model.modules() if isinstance(module, Int8Linear))
+    """Turns every `Int8Linear` back into the float `nn.Linear` or `Conv1D` it was, smoothing undone, in place."""
+    int8_linears = [module for module in model.modules() if isinstance(module, Int8Linear)]
     for weight, owners in _by_weight(int8_linears).items():
         floats = nn.Parameter(dequantize_weight(weight))
         for module in owners:
             module.weight = floats
             module.__class__ = nn.Linear
+    to_conv1d(int8_linears)

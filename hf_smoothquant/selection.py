@@ -5,27 +5,30 @@ from dataclasses import dataclass, field
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from hf_smoothquant.config import SmoothQuantConfig
 
 logger = logging.get_logger(__name__)
 
+LINEARS = (nn.Linear, Conv1D)
+
 
 @dataclass
 class Selection:
     """The Linears of a model by full name: those to convert, and the reason for each that stays in float."""
 
-    convert: dict[str, nn.Linear] = field(default_factory=dict)
+    convert: dict[str, nn.Linear | Conv1D] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
 
 
 def select_linears(model: PreTrainedModel, config: SmoothQuantConfig) -> Selection:
-    """Sorts the Linears of `model` before anything is observed or smoothed.
+    """Sorts the Linears of `model`, `Conv1D` among them, before anything is observed or smoothed.
 
     A Linear stays in float when its weight is tied to another module's, when it is the output embedding, when the model
     wants it in float32 (`_keep_in_fp32_modules`), when the user excludes it, when it has fewer than
-    `config.min_features` inputs or outputs, or when its class overrides `nn.Linear` (its own forward would be lost).
+    `config.min_features` inputs or outputs, or when its class overrides these (its own forward would be lost).
 
     A pattern of `config.modules_to_not_convert` that matches no Linear is warned about.
     """
@@ -35,13 +38,13 @@ def select_linears(model: PreTrainedModel, config: SmoothQuantConfig) -> Selecti
     output_embeddings = model.get_output_embeddings()
     selection, used = Selection(), set()
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear):
+        if not isinstance(module, LINEARS):
             continue
         excluded_by = [pattern for pattern in patterns if matches(pattern, name)]
         used.update(excluded_by)
         if excluded_by:
             reason = f"excluded by {excluded_by[0]!r}"
-        elif type(module) is not nn.Linear:
+        elif type(module) not in LINEARS:
             reason = f"is a {type(module).__name__}, not a plain nn.Linear"
         elif id(module.weight) in tied:
             reason = "weight tied to another module"
@@ -49,9 +52,9 @@ def select_linears(model: PreTrainedModel, config: SmoothQuantConfig) -> Selecti
             reason = "output embedding"
         elif any(matches(pattern, name) for pattern in fp32_names):
             reason = "kept in float32 by the model"
-        elif module.in_features == 1:
+        elif (module.nx if isinstance(module, Conv1D) else module.in_features) == 1:
             reason = "one input feature"  # torchao 0.18 can't tell such a row's scale from a tensor's
-        elif min(module.in_features, module.out_features) < config.min_features:
+        elif min(module.weight.shape) < config.min_features:
             reason = f"fewer than {config.min_features} features"
         else:
             selection.convert[name] = module
@@ -75,6 +78,6 @@ def _tied_parameter_ids(model: PreTrainedModel) -> set[int]:
     declared = {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
     tied = {id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False) if name in declared}
     for module in model.modules():
-        if not isinstance(module, nn.Linear):
+        if not isinstance(module, LINEARS):
             tied.update(id(parameter) for parameter in module.parameters(recurse=False))
     return tied

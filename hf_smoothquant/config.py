@@ -55,9 +55,10 @@ class SmoothQuantConfig(QuantizationConfigMixin):
         seed (`int`, *optional*, defaults to 0):
             Of the shuffling of `datasets` objects.
         fold (`bool`, *optional*, defaults to `True`):
-            Whether to move smoothing factors into the normalization before a Linear where nothing else reads its output
-            (pre-norm models), which saves the multiplication at run time. Checked on a real batch, and only done where
-            exact.
+            Whether to move smoothing factors into the module before a Linear, which saves the multiplication at run
+            time: a norm (pre-norm models) or another Linear (value before the attention's output, up before down, or
+            one before ReLU) whose output nothing else reads. Checked on a real batch, and only done where exact.
+            `False` keeps the outputs of all modules as they were: for adapters (PEFT) trained on the float model.
         fallback (`dict`, *optional*):
             A budget for accuracy, judged by the error of the model's outputs on every eighth calibration sample, which
             is held out: `{"min_sqnr_db": 20}` moves the Linears that disturb the outputs most from static to dynamic or

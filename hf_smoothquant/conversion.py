@@ -22,7 +22,7 @@ from hf_smoothquant.selection import Selection, matches, select_linears
 from hf_smoothquant.smoothing.alpha import column_absmax, group_alpha, group_sqnr_db, quantize_group
 from hf_smoothquant.smoothing.factors import smoothing_factors
 from hf_smoothquant.smoothing.fallback import FLOAT, FallbackPlan, plan_fallback
-from hf_smoothquant.smoothing.folding import fold
+from hf_smoothquant.smoothing.folding import divide_outputs, find_folds
 from hf_smoothquant.smoothing.sensitivity import Sensitivity
 
 logger = logging.get_logger(__name__)
@@ -76,11 +76,10 @@ def _calibrate_and_convert(
         in_float = [name for group in groups if group.config.activation == FLOAT for name in group.linears]
         report.kept |= dict.fromkeys(in_float, "fallback: disturbs the outputs most")
         groups = [group for group in groups if group.config.activation != FLOAT]
-    folded = {}
-    if config.fold:
-        linears, factors = [group.linears for group in groups], [group.factors for group in groups]
-        folded = fold(model, linears, factors, observer.first_batch)
-    report.groups = [convert_group(group, folded.get(index)) for index, group in enumerate(groups)]
+    folds = find_folds(model, [group.linears for group in groups], observer.first_batch) if config.fold else {}
+    report.groups = [convert_group(group, folds.get(index)) for index, group in enumerate(groups)]
+    for index, producer in folds.items():  # after the conversion: no int8 value of a Linear that takes them changes
+        divide_outputs(model.get_submodule(producer), groups[index].factors)
     return config.without_runtime_objects(data.describe()), report
 
 
@@ -141,8 +140,8 @@ def _fall_back(
 def convert_group(group: PlannedGroup, folded_into: str | None = None) -> GroupReport:
     """Turns the Linears of one group into `Int8Linear`s with a common smoothing factor and activation scale.
 
-    A weight shared by several Linears is quantized once and stays shared. With `folded_into` the input is divided by
-    the factors already, and none are stored.
+    A weight shared by several Linears is quantized once and stays shared. With `folded_into` the module of that name
+    divides the input by the factors, and none are stored.
     """
     by_weight = _by_weight(group.linears.values())
     weights, factors = list(by_weight), group.factors

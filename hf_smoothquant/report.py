@@ -21,7 +21,8 @@ class GroupReport:
         smoothed_x_absmax, smoothed_w_absmax (`float`): the same after smoothing.
         act_scale (`float` or `None`): static scale of the smoothed input; `None` for dynamic activations.
         sqnr_db (`float`): signal-to-noise ratio of the group's outputs on a sample of calibration rows.
-        folded_into (`str` or `None`): the norm that has the factors in it, so that nothing is multiplied at run time.
+        folded_into (`str` or `None`): the norm or Linear before the group that has the factors in it, so that nothing
+            is multiplied at run time.
         activation (`str`): `"static"` or `"dynamic"`; another than the model's where the group fell back.
         output_sqnr_db (`float` or `None`): signal-to-noise ratio of the model's outputs with this group alone in int8
             as the model's config has it; `None` where no `fallback` budget made it be measured.

@@ -5,7 +5,7 @@ import torch
 from conftest import sqnr_db
 from transformers import AutoModel, AutoTokenizer
 
-from hf_smoothquant import SmoothQuantConfig
+from hf_smoothquant import SmoothQuantConfig, quantization_report
 from hf_smoothquant.linear import Int8Linear
 
 SENTENCES = [
@@ -46,9 +46,12 @@ def test_sentence_embeddings(reference, int8):
     assert cosines.mean() >= 0.99 and cosines.min() >= 0.97  # the least is the one-word text
 
 
-def test_every_layer_alone(reference, int8):
-    """Each quantized Linear against the float one, on the input that the float model gives it."""
+@pytest.mark.parametrize("activation", ["static", "dynamic"])
+def test_every_layer_alone(reference, minilm, activation):
+    """Each quantized Linear against the float one, on the input that the float model gives it: so without folding."""
     model, inputs = reference
+    config = SmoothQuantConfig(activation=activation, fold=False)
+    int8 = AutoModel.from_pretrained(minilm, dtype=torch.float32, quantization_config=config)
     seen = {}
 
     def record(name):
@@ -70,6 +73,14 @@ def test_every_layer_alone(reference, int8):
             got = int8.get_submodule(name)(x)
             keep = real if y.ndim == 3 else slice(None)
             assert sqnr_db(y[keep], got[keep]) > 23, name
+
+
+def test_values_take_the_factors_of_the_attention_output(int8):
+    """In BERT nothing else folds: its norms feed the residual, too."""
+    groups = quantization_report(int8).groups
+    folded = {group.names[0]: group.folded_into for group in groups if group.folded_into}
+    layers = [f"encoder.layer.{index}.attention" for index in range(6)]
+    assert folded == {f"{layer}.output.dense": f"{layer}.self.value" for layer in layers}
 
 
 def test_q_k_v_share_their_factors(int8):

@@ -23,6 +23,8 @@ from transformers import (
     BertForSequenceClassification,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
     pipeline,
 )
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
@@ -99,7 +101,7 @@ def test_footprint_counts_int8_weights_as_bytes(tiny_bert):
     model = quantized(tiny_bert)
     floats = AutoModelForQuestionAnswering.from_pretrained(tiny_bert, dtype=torch.float32)
     weights = 2 * (4 * 64 * 64 + 2 * 64 * 128)
-    rows, columns = 2 * (5 * 64 + 128), 2 * (5 * 64 + 128)
+    rows, columns = 2 * (5 * 64 + 128), 2 * (4 * 64 + 128)  # the factors of the attention's output are folded
     static_scales = 12
     expected = floats.get_memory_footprint() - 3 * weights + 4 * (rows + columns + static_scales)
     assert model.get_memory_footprint() == expected
@@ -202,6 +204,34 @@ def test_distilbert_without_use_cache(save_tiny):
     folder = save_tiny(DistilBertForSequenceClassification(config))
     model = quantized(folder, AutoModelForSequenceClassification)
     assert len(int8_names(model)) == 2 * 6 + 1 and "classifier" not in int8_names(model)
+
+
+@pytest.mark.parametrize("activation", ["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_t5_with_gated_gelu(save_tiny, tmp_path, dtype, activation):
+    """`wo` stays in float, and in float32 in a float16 model: there the product of gate and up has giant values."""
+    sizes = {"vocab_size": 64, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+    config = T5Config(feed_forward_proj="gated-gelu", decoder_start_token_id=0, **sizes)
+    floats = T5ForConditionalGeneration(config).eval()
+    blocks = [*floats.encoder.block, *floats.decoder.block]
+    with torch.no_grad():
+        for block in blocks:
+            block.layer[-1].DenseReluDense.wi_1.weight[3] *= 3000
+            block.layer[-1].DenseReluDense.wo.weight[:, 3] /= 3000
+    folder = save_tiny(copy.deepcopy(floats))
+    ids = torch.arange(5, 25).reshape(2, 10)
+    inputs = {"input_ids": ids, "decoder_input_ids": ids}
+    model = quantized(folder, T5ForConditionalGeneration, dtype, activation=activation, dataset=[inputs])
+    assert sum(name.endswith((".wi_0", ".wi_1")) for name in int8_names(model)) == 8
+    model.save_pretrained(tmp_path)
+    again = T5ForConditionalGeneration.from_pretrained(tmp_path)
+    for one in (model, again):
+        weight = one.encoder.block[0].layer[-1].DenseReluDense.wo.weight
+        assert type(weight) is torch.nn.Parameter
+        assert weight.dtype == (torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+    with torch.no_grad():
+        reference, logits, reloaded = (one(**inputs).logits for one in (floats, model, again))
+    assert sqnr_db(reference, logits) > 25 and torch.equal(logits, reloaded)
 
 
 def test_unreached_linears_stay_float_and_are_named(save_tiny, tiny_config, transformers_warnings):

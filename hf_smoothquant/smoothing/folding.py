@@ -1,138 +1,156 @@
-"""Moving `1/s` into the normalization before a group, where nothing else reads its output (SmoothQuant, section 4).
+"""Moving `1/s` into the module before a group, where nothing else reads its output (SmoothQuant, section 4).
 
-The run-time multiplication disappears. It is done only where it is provably exact: the norm's output must be read by
-the group's Linears alone, and the folded float model must reproduce the original's outputs on a real batch.
+The run-time multiplication disappears. The module is a norm or another Linear: value before the attention's output, up
+before down, a Linear before ReLU. It is done only where it is exact: between the module and the group stand operations
+that pass a scale on and nothing else, and the folded float model reproduces the original's outputs on a real batch.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torchao.quantization import Int8Tensor
 from transformers import PreTrainedModel
 
+from hf_smoothquant.smoothing.dataflow import ScaleFlow
 from hf_smoothquant.smoothing.outputs import float_outputs, output_tensors
 
 
-def fold(
-    model: PreTrainedModel, groups: Sequence[Mapping[str, nn.Linear]], factors: Sequence[torch.Tensor], inputs: Mapping
-) -> dict[int, str]:
-    """Divides the norm before each group by its factors, in place, where that is exact.
+@torch.no_grad()
+def find_folds(model: PreTrainedModel, groups: Sequence[Mapping[str, nn.Linear]], inputs: Mapping) -> dict[int, str]:
+    """Finds the modules that can take over `1/s`. The model is left as it was.
+
+    It costs three forward passes, one of them traced, and more only where a fold turns out to be wrong.
 
     Args:
-        model (`PreTrainedModel`): the calibrated float model; its Linears are left alone.
+        model (`PreTrainedModel`): the calibrated float model.
         groups (`Sequence[Mapping[str, nn.Linear]]`): the Linears of each group.
-        factors (`Sequence[torch.Tensor]`): `s` of each group, `[K]`, float32.
         inputs (`Mapping`): a small real batch.
 
     Returns:
-        `dict[int, str]`: for the index of each folded group, whose Linears now get their input divided by `s` already,
-        the name of the norm.
+        `dict[int, str]`: for the index of each group that can be folded, the name of the module before it.
     """
     producers = find_producers(model, groups, inputs)
     if not producers:
         return {}
-    with torch.no_grad():
-        reference = float_outputs(model, inputs)
-        attempts = [list(producers)] + [[index] for index in producers if len(producers) > 1]
-        folded: dict[int, str] = {}
-        for attempt in attempts:
-            norms = [model.get_submodule(producers[index]) for index in attempt]
-            saved = [[parameter.clone() for parameter in norm.parameters()] for norm in norms]
-            for index, norm in zip(attempt, norms, strict=True):
-                for parameter in norm.parameters():
-                    parameter.copy_(parameter.float() / factors[index])
-            scaled = {index: factors[index] for index in [*folded, *attempt]}
-            with _scaled_inputs({linear: s for index, s in scaled.items() for linear in groups[index].values()}):
-                exact = _same(reference, float_outputs(model, inputs), model.dtype)
-            if exact:
-                folded |= {index: producers[index] for index in attempt}
-            else:
-                for norm, parameters in zip(norms, saved, strict=True):
-                    for parameter, value in zip(norm.parameters(), parameters, strict=True):
-                        parameter.copy_(value)
-            if exact and len(attempt) == len(producers):
-                break
-    return folded
+    reference = float_outputs(model, inputs)
+
+    def exact(indices: list[int]) -> list[int]:
+        if _reproduces(model, groups, {index: producers[index] for index in indices}, inputs, reference):
+            return indices
+        half = len(indices) // 2
+        return exact(indices[:half]) + exact(indices[half:]) if half else []
+
+    return {index: producers[index] for index in exact(list(producers))}
+
+
+def divide_outputs(module: nn.Module, factors: torch.Tensor) -> None:
+    """Divides the output channels of a norm or a Linear, float or int8, by `factors`, `[N]`, in place.
+
+    In an int8 weight the scales of its rows take them over, and no value is rounded again.
+    """
+    for parameter in module.parameters(recurse=False):
+        values = parameter.scale if isinstance(parameter, Int8Tensor) else parameter
+        values.copy_(values.float() / factors.reshape(-1, *(1,) * (values.ndim - 1)))
 
 
 def find_producers(
     model: PreTrainedModel, groups: Sequence[Mapping[str, nn.Linear]], inputs: Mapping
 ) -> dict[int, str]:
-    """For each group whose input is the output of a norm that nothing else reads: the norm's name."""
-    norms = {
+    """For each group that reads the output of one norm or Linear, scales passed on, which nothing else reads: its name.
+
+    A module that shares a parameter with another isn't among them. What happens to the order of the channels on the
+    way is not known.
+    """
+    linears = {linear for group in groups for linear in group.values()}
+    owners = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+    names = {
         module: name
         for name, module in model.named_modules()
-        if not list(module.children()) and [parameter.ndim for parameter in module.parameters()] in ([1], [1, 1])
+        if (module in linears or _looks_like_norm(module)) and all(owners[one] == 1 for one in module.parameters())
     }
-    readers = _Readers()
+    flow = ScaleFlow()
 
-    def remember(module, args, output):
-        if isinstance(output, torch.Tensor):
-            readers.watch(output, module)
+    def watch(module, args, kwargs, output):
+        if module in linears or _scales_with_its_parameters(module, args, kwargs, output):
+            flow.watch(module, output)
 
-    def returned(module, args, output):
-        readers.note_returned(output_tensors(output))
+    def end(module, args, output):
+        flow.end(output_tensors(output))
 
-    handles = [norm.register_forward_hook(remember) for norm in norms]
+    handles = [module.register_forward_hook(watch, with_kwargs=True) for module in names]
     # What a model, or the base model in it, returns is read by whoever calls it.
     models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    handles += [module.register_forward_hook(returned) for module in models]
+    handles += [module.register_forward_hook(end) for module in models]
     try:
-        with torch.no_grad(), readers:
+        with flow:
             model(**inputs)
     finally:
         for handle in handles:
             handle.remove()
-    owner = {id(linear.weight): index for index, group in enumerate(groups) for linear in group.values()}
-    found: dict[int, set[nn.Module]] = {}
-    for norm, weights in readers.by_norm.items():
-        indices = {owner.get(weight) for weight in weights}
-        if len(indices) == 1 and None not in indices:
-            found.setdefault(indices.pop(), set()).add(norm)
-    read_elsewhere = {
-        owner[weight] for weight in readers.unwatched_weights if weight in owner
-    }  # a Linear that also reads something else can't have its input changed
-    return {
-        index: norms[next(iter(candidates))]
-        for index, candidates in found.items()
-        if len(candidates) == 1 and index not in read_elsewhere
-    }
+    found: dict[int, str] = {}
+    for index, group in enumerate(groups):
+        weights = {id(linear.weight) for linear in group.values()}
+        channels = next(iter(group.values())).in_features
+        # All that its Linears ever read has to come from one module.
+        sources = set.intersection(*(flow.sources.get(weight, set()) for weight in weights))
+        for module, name in names.items():
+            if module in sources and flow.readers[module] <= weights and len(module.weight) == channels:
+                found.setdefault(index, name)
+    return found
 
 
-class _Readers(TorchFunctionMode):
-    """Notes which torch functions read the watched tensors: the weight's id for a linear, `None` for anything else."""
+def _looks_like_norm(module: nn.Module) -> bool:
+    shapes = [parameter.ndim for parameter in module.parameters()]
+    return hasattr(module, "weight") and shapes in ([1], [1, 1]) and not list(module.children())
 
-    def __init__(self):
-        super().__init__()
-        self.by_norm: dict[nn.Module, set[int | None]] = {}
-        self.unwatched_weights: set[int] = set()
-        self._norms: dict[int, nn.Module] = {}
-        self._alive: list[torch.Tensor] = []  # ids must not be used again during the pass
 
-    def watch(self, tensor: torch.Tensor, norm: nn.Module) -> None:
-        self._alive.append(tensor)
-        self._norms[id(tensor)] = norm
-        self.by_norm.setdefault(norm, set())
+def _scales_with_its_parameters(module: nn.Module, args: tuple, kwargs: dict, output: object) -> bool:
+    """Whether it does, unlike norms that multiply by `1 + weight`."""
+    if not isinstance(output, torch.Tensor) or output.shape[-1:] != module.weight.shape:
+        return False
+    factors = _powers_of_two(module.weight)
+    with _divided({module: factors}):
+        return _same([output / factors], [module.forward(*args, **kwargs)], output.dtype)
 
-    def note_returned(self, tensors: Sequence[torch.Tensor]) -> None:
-        for tensor in tensors:
-            if id(tensor) in self._norms:
-                self.by_norm[self._norms[id(tensor)]].add(None)
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        output = func(*args, **(kwargs or {}))
-        is_linear = func is nn.functional.linear and len(args) > 1
-        if is_linear and id(args[0]) not in self._norms:
-            self.unwatched_weights.add(id(args[1]))
-        # Reading a shape or a dtype gives no tensor and isn't reading the values.
-        if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(output)):
-            for leaf in tree_leaves((args, kwargs)):
-                if id(leaf) in self._norms:
-                    self.by_norm[self._norms[id(leaf)]].add(id(args[1]) if is_linear else None)
-        return output
+def _reproduces(
+    model: PreTrainedModel,
+    groups: Sequence[Mapping[str, nn.Linear]],
+    folds: Mapping[int, str],
+    inputs: Mapping,
+    reference: Sequence[torch.Tensor],
+) -> bool:
+    """Whether the model, folded with some factors, gives the outputs `reference` on `inputs`."""
+    powers = {index: _powers_of_two(model.get_submodule(name).weight) for index, name in folds.items()}
+    divided = {model.get_submodule(name): powers[index] for index, name in folds.items()}
+    multiplied = {linear: powers[index] for index in folds for linear in groups[index].values()}
+    with _divided(divided), _scaled_inputs(multiplied):
+        outputs = float_outputs(model, inputs)
+    return _same(reference, outputs, model.dtype)
+
+
+def _powers_of_two(weight: torch.Tensor) -> torch.Tensor:
+    """Factors to try a fold with, one for each row of `weight`: up to 1 / 2^10 (float16: 1 / 2^4).
+
+    Dividing by them and multiplying again rounds nothing. A wrong fold is off by up to 2^10.
+    """
+    bits = 4 if weight.dtype == torch.float16 else 10
+    return 0.5 ** torch.randint(bits + 1, (len(weight),), generator=torch.Generator().manual_seed(0))
+
+
+@contextmanager
+def _divided(factors: Mapping[nn.Module, torch.Tensor]) -> Iterator[None]:
+    """Divides the outputs of modules by powers of two for a while."""
+    for module, powers in factors.items():
+        divide_outputs(module, powers)
+    try:
+        yield
+    finally:
+        for module, powers in factors.items():
+            divide_outputs(module, 1 / powers)
 
 
 @contextmanager
@@ -151,9 +169,6 @@ def _scaled_inputs(factors: Mapping[nn.Linear, torch.Tensor]) -> Iterator[None]:
 
 
 def _same(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:
-    """Equal within the rounding that a network accumulates: a relative error of `eps^0.6` of the model's dtype.
-
-    That is 7e-5 for float32, 1.6e-2 for float16 and 5e-2 for bfloat16; a wrong fold is off by the factors themselves.
-    """
-    bound = torch.finfo(dtype).eps ** 0.6
+    """Equal within one rounding, relative to the whole tensor: powers of two don't round anything on their way."""
+    bound = torch.finfo(dtype).eps
     return all((one - other).norm() <= bound * one.norm() for one, other in zip(reference, outputs, strict=True))

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from transformers.utils import logging
@@ -126,18 +126,20 @@ class SmoothQuantConfig(QuantizationConfigMixin):
             _check_pattern("alpha", pattern)
             if alpha == "auto":
                 continue
-            if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+            if isinstance(alpha, bool) or not isinstance(alpha, Real):
                 raise TypeError(f"alpha must be a number between 0 and 1 or 'auto', got {alpha!r}.")
             if not 0 <= alpha <= 1:
                 raise ValueError(
                     f"alpha must be between 0 (smooth the weights) and 1 (smooth the inputs), got {alpha}."
                 )
+        self.alpha = _as_json(self.alpha)
         for name in ("num_samples", "max_length", "batch_size", "min_features", "seed"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
+            if isinstance(value, bool) or not isinstance(value, Integral):
                 raise TypeError(f"{name} must be a whole number, got {value!r}.")
             if value < 1 and name != "seed":
                 raise ValueError(f"{name} must be at least 1, got {value}.")
+            setattr(self, name, int(value))
         if not isinstance(self.fold, bool):
             raise TypeError(f"fold must be True or False, got {self.fold!r}.")
         if self.fallback is not None:
@@ -220,6 +222,13 @@ class SmoothQuantConfig(QuantizationConfigMixin):
             if name not in _RUNTIME_ONLY:
                 setattr(clone, name, copy.deepcopy(value, memo))
         return clone
+
+
+def _as_json(alpha: Any) -> Any:
+    """`alpha` without numbers of other libraries (`np.float32`), which JSON can't hold."""
+    if isinstance(alpha, dict):
+        return {pattern: _as_json(value) for pattern, value in alpha.items()}
+    return float(alpha) if isinstance(alpha, Real) else alpha
 
 
 def _check_pattern(field: str, pattern: str) -> None:

@@ -122,7 +122,7 @@ class SmoothQuantHfQuantizer(HfQuantizer):
         from hf_smoothquant.conversion import dequantize_model
 
         dequantize_model(model)
-        del model.get_memory_footprint, model.save_pretrained
+        del model.get_memory_footprint
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype  # config.dtype is a string once it was saved
         if dtype is not None and dtype != model.dtype:
             torch.nn.Module.to(model, dtype)

@@ -34,6 +34,8 @@ def ids(*shape):
         ((text for text in ["abc", "d"]), 2, 5 + 3),
         ([ids(2, 7), ids(3, 4)], 5, 14 + 12),
         ([{"input_ids": ids(1, 5), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]]), "labels": ids(1)}], 1, 3),
+        ([{"input_ids": ids(2, 5), "attention_mask": torch.ones(2, 1, 5, 5).tril().bool()}], 2, 10),
+        ([{"input_ids": ids(2, 5), "attention_mask": torch.ones(2, 5, 5).long()}], 2, 10),
         ([BatchEncoding({"input_ids": ids(2, 5)})], 2, 10),
         (torch.utils.data.DataLoader(ids(6, 5), batch_size=4), 6, 30),
         (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ids(3, 5), torch.ones(3, 5).long())), 3, 15),
@@ -59,6 +61,27 @@ def test_kinds_of_datasets(model, dataset, samples, tokens):
 def test_a_wrong_kind_says_what_is_accepted(model, dataset):
     with pytest.raises(TypeError, match="Accepted: None"):
         batches_of(model, dataset=dataset)
+
+
+@pytest.mark.parametrize("kind", [datasets.DatasetDict, datasets.IterableDatasetDict])
+def test_a_dict_of_splits_says_which_there_are(model, kind):
+    table = datasets.Dataset.from_dict({"text": ["a"]})
+    splits = kind({"fit": table, "test": table})
+    with pytest.raises(TypeError, match=r"pass one of its splits \('fit', 'test'\), e\.g\. dataset\['fit'\]"):
+        batches_of(model, dataset=splits)
+
+
+def test_embeddings_count_as_their_tokens(model):
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    batch = {"inputs_embeds": torch.randn(2, 3, 64), "attention_mask": mask}
+    assert batches_of(model, dataset=[batch])[1].num_tokens == 4
+
+
+def test_no_room_for_text(model):
+    for length, dataset in ((1, ["a"]), (2, ["a"]), (3, ["a", ("a", "b")])):
+        with pytest.raises(ValueError, match=r"Cut to \d tokens.*Set SmoothQuantConfig\(max_length=...\) to more than"):
+            batches_of(model, dataset=dataset, max_length=length)
+    assert batches_of(model, dataset=["a b"], max_length=3)[1].num_tokens == 3
 
 
 @pytest.mark.parametrize("dataset", [[], iter(()), ["", "  "], [("", "")]])

@@ -1,6 +1,7 @@
 import copy
 import json
 
+import numpy as np
 import pytest
 
 from hf_smoothquant import SmoothQuantConfig
@@ -15,6 +16,7 @@ from hf_smoothquant import SmoothQuantConfig
         ({"alpha": -0.1}, ValueError, "between 0"),
         ({"alpha": float("nan")}, ValueError, "between 0"),
         ({"alpha": "strong"}, TypeError, "alpha must be a number"),
+        ({"alpha": np.float32(1.5)}, ValueError, "between 0"),
         ({"alpha": True}, TypeError, "alpha must be a number"),
         ({"alpha": {"dense": 2}}, ValueError, "between 0"),
         ({"alpha": {"dense": "high"}}, TypeError, "alpha must be a number"),
@@ -49,6 +51,13 @@ from hf_smoothquant import SmoothQuantConfig
 def test_bad_arguments(arguments, error, says):
     with pytest.raises(error, match=says):
         SmoothQuantConfig(**arguments)
+
+
+def test_numbers_of_numpy():
+    config = SmoothQuantConfig(alpha=np.float32(0.5), num_samples=np.int64(4))
+    by_pattern = SmoothQuantConfig(alpha={"query": np.float64(0.25), "dense": "auto"})
+    assert json.loads(config.to_json_string())["alpha"] == 0.5 and config == SmoothQuantConfig(alpha=0.5, num_samples=4)
+    assert json.loads(by_pattern.to_json_string())["alpha"] == {"query": 0.25, "dense": "auto"}
 
 
 def test_json_round_trip():

@@ -51,6 +51,13 @@ def test_saved_beside_the_checkpoint_and_read_again(model, tmp_path):
     assert (tmp_path / "compiled" / REPORT_NAME).exists()
 
 
+def test_no_report_stays_beside_float_weights(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    model.dequantize().save_pretrained(tmp_path)
+    assert not (tmp_path / REPORT_NAME).exists()
+    assert type(AutoModelForQuestionAnswering.from_pretrained(tmp_path).qa_outputs) is torch.nn.Linear
+
+
 def test_no_report(model, tiny_bert, tmp_path):
     model.save_pretrained(tmp_path)
     (tmp_path / REPORT_NAME).unlink()

@@ -27,7 +27,8 @@ class CalibrationData:
     Attributes:
         name (`str`): what the data is, for the checkpoint: `"builtin"` or the type of the user's object.
         num_batches (`int` or `None`): number of batches, where it is known beforehand.
-        num_samples, num_tokens (`int`): what has been iterated over so far, padding not counted.
+        num_samples (`int`): what has been iterated over so far.
+        num_tokens (`int` or `None`): the same in tokens, padding not counted; `None` where there are none (images).
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class CalibrationData:
     ):
         self.name = name
         self.num_batches = num_batches
-        self.num_samples = self.num_tokens = 0
+        self.num_samples = 0
+        self.num_tokens: int | None = None
         self._batches = batches
         self._max_samples = max_samples
 
@@ -46,9 +48,10 @@ class CalibrationData:
                 return
             batch = {key: value[:left] if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
             first = next(value for value in batch.values() if isinstance(value, torch.Tensor))
-            mask = batch.get("attention_mask")
             self.num_samples += len(first)
-            self.num_tokens += int(mask.sum()) if mask is not None else first.shape[:2].numel()
+            tokens = _count_tokens(batch)
+            if tokens is not None:
+                self.num_tokens = (self.num_tokens or 0) + tokens
             yield batch
 
     def describe(self) -> dict[str, Any]:
@@ -80,6 +83,22 @@ def calibration_data(config: SmoothQuantConfig, model: PreTrainedModel) -> Calib
         logger.warning(f"Calibrating on {len(samples)} samples: fewer than num_samples={config.num_samples}.")
     batches = batch_samples(samples, config.batch_size)
     return CalibrationData(name, batches, len(batches), config.num_samples)
+
+
+def _count_tokens(batch: Mapping[str, torch.Tensor]) -> int | None:
+    """Token positions of a batch that aren't padding; `None` for one without tokens (images, audio).
+
+    Only an `attention_mask` with an entry per position says what is padding. One by query (`[batch, 1, queries, keys]`,
+    `[batch, queries, keys]`) says who attends to whom: every position counts then, as it does for the observer.
+    """
+    if "input_ids" in batch:
+        positions = batch["input_ids"].shape
+    elif "inputs_embeds" in batch:
+        positions = batch["inputs_embeds"].shape[:-1]
+    else:
+        return None
+    mask = batch.get("attention_mask")
+    return int(mask.sum()) if mask is not None and mask.shape == positions else positions.numel()
 
 
 def _is_batch(element: Any) -> bool:

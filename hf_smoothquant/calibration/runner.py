@@ -46,7 +46,7 @@ def calibrate(
         share_statistics(observer, failure)
     if not data.num_samples:
         raise ValueError("The calibration dataset is empty: give SmoothQuantConfig(dataset=...) at least one sample.")
-    if not data.num_tokens:
+    if data.num_tokens == 0:
         raise ValueError("The calibration batches hold nothing but padding: check the attention masks of the dataset.")
     return observer
 

@@ -49,6 +49,12 @@ def open_source(dataset: Any, kwargs: Mapping[str, Any], seed: int) -> tuple[str
         dataset = _load(str(dataset), dict(kwargs))
     elif kwargs:
         raise ValueError("dataset_kwargs are for datasets.load_dataset: give them with a hub id, a file or a folder.")
+    library = sys.modules.get("datasets")
+    if library is not None and isinstance(dataset, library.DatasetDict | library.IterableDatasetDict):
+        raise TypeError(
+            f"SmoothQuantConfig(dataset=...) can't be a {type(dataset).__name__}: pass one of its splits "
+            f"({', '.join(map(repr, dataset))}), e.g. dataset[{next(iter(dataset), 'train')!r}]."
+        )
     if isinstance(dataset, bytes | Mapping) or not isinstance(dataset, Iterable):
         raise TypeError(f"SmoothQuantConfig(dataset=...) can't be a {name}. {ACCEPTED}")
     return name, iter(_elements(dataset, seed))

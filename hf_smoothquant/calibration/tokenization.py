@@ -33,8 +33,20 @@ def load_tokenizer(config: SmoothQuantConfig, model: PreTrainedModel) -> Any:
 def tokenize(
     texts: Sequence[str | tuple[str, str]], tokenizer: Any, config: SmoothQuantConfig, model: PreTrainedModel
 ) -> list[dict[str, torch.Tensor]]:
-    """Token ids, masks and whatever else the tokenizer gives for each text, `[length]` each, cut to what fits."""
+    """Token ids, masks and whatever else the tokenizer gives for each text, `[length]` each, cut to what fits.
+
+    Raises:
+        `ValueError`: what fits are the tokenizer's special tokens alone.
+    """
     max_length = _max_length(tokenizer, config, model)
+    has_pairs = any(not isinstance(text, str) for text in texts)
+    special = tokenizer.num_special_tokens_to_add(has_pairs) if hasattr(tokenizer, "num_special_tokens_to_add") else 0
+    if max_length <= special:  # tokenizers wouldn't cut at all
+        raise ValueError(
+            f"Cut to {max_length} tokens, the texts of the calibration dataset leave no room for words: the tokenizer "
+            f"adds {special} special tokens. Set SmoothQuantConfig(max_length=...) to more than {special}; the "
+            f"model and its tokenizer may set the limit too."
+        )
     samples = []
     for text in texts:
         pair = (text,) if isinstance(text, str) else tuple(text)

@@ -37,15 +37,17 @@ class SmoothQuantConfig(QuantizationConfigMixin):
             and where none does, 0.85.
         dataset (*optional*):
             What to calibrate on: `None` for the built-in corpus; a hub id (read as a stream), a local csv, tsv, json,
-            jsonl, parquet or txt file or a folder; a list of texts, of (text, text) pairs or of dicts; a
-            `datasets.Dataset`, tokenized or not; or an iterable of batches (`dict`s of tensors, `BatchEncoding`s,
-            tensors of token ids, tuples of tensors), e.g. a `DataLoader`.
+            jsonl, parquet or txt file or a folder; a list of texts, of (text, text) pairs, of dicts, of PIL images or
+            of arrays of audio (`[length]`, float, at the model's sampling rate; or dicts of `array` and
+            `sampling_rate`); a `datasets.Dataset` with columns of these, processed or not; or an iterable of batches
+            (`dict`s of tensors, `BatchEncoding`s, tensors of token ids, tuples of tensors), e.g. a `DataLoader`.
         dataset_kwargs (`dict`, *optional*):
             Arguments of `datasets.load_dataset` for a hub id, file or folder: `name`, `split` (default `"train"`), ...
         text_columns (`list[str]`, *optional*):
             The one or two columns of a table to take as text; found by themselves where that is clear.
-        tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*):
-            The tokenizer of the texts; the model's own by default. Not used when `dataset` holds tensors.
+        tokenizer (tokenizer, image processor, feature extractor, processor or `str`, *optional*):
+            What turns texts, images or audio into the model's inputs, or its name or folder; the model's own by
+            default. Not used when `dataset` holds tensors.
         num_samples (`int`, *optional*, defaults to 128):
             How many samples of the dataset to use at most.
         max_length (`int`, *optional*, defaults to 512):
@@ -158,7 +160,8 @@ class SmoothQuantConfig(QuantizationConfigMixin):
             _check_pattern("modules_to_not_convert", name)
         if not (self.tokenizer is None or isinstance(self.tokenizer, str) or callable(self.tokenizer)):
             raise TypeError(
-                f"tokenizer must be a tokenizer, its name or its folder, got {type(self.tokenizer).__name__}."
+                "tokenizer must be a tokenizer or processor, its name or its folder, got "
+                f"{type(self.tokenizer).__name__}."
             )
         if not (self.calibration is None or isinstance(self.calibration, dict)):
             raise TypeError(f"calibration is written by hf_smoothquant and must be a dict, got {self.calibration!r}.")

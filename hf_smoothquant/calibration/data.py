@@ -1,5 +1,6 @@
 """Calibration data: from the elements of any source to batches of tensors."""
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
@@ -8,8 +9,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_smoothquant.calibration.sources import ACCEPTED, open_source, row_text
-from hf_smoothquant.calibration.tokenization import batch_samples, load_tokenizer, tokenize
+from hf_smoothquant.calibration.media import batch_media, find_media, is_processed, process_media
+from hf_smoothquant.calibration.processors import load_processor, tokenizer_of
+from hf_smoothquant.calibration.sources import ACCEPTED, Text, open_source, row_text
+from hf_smoothquant.calibration.tokenization import batch_samples, tokenize
 from hf_smoothquant.config import SmoothQuantConfig
 
 logger = logging.get_logger(__name__)
@@ -21,7 +24,7 @@ TUPLE_NAMES = ("input_ids", "attention_mask", "token_type_ids")
 class CalibrationData:
     """Batches to calibrate on, counted as they are used.
 
-    Iterating gives mappings of tensors, `[batch, length]` each. Texts are sorted by length, cut into batches and
+    Iterating gives mappings of tensors, `[batch, ...]` each. Texts are sorted by length, cut into batches and
     padded per batch, on the right: there padding moves no position of a real token.
 
     Attributes:
@@ -71,17 +74,19 @@ def calibration_data(config: SmoothQuantConfig, model: PreTrainedModel) -> Calib
     if first is None:
         raise ValueError(f"The calibration dataset ({name}) is empty. {ACCEPTED}")
     elements = chain([first], elements)
-    if _is_batch(first):
+    if _is_batch(first) and not is_processed(first):
         return CalibrationData(name, map(_as_batch, elements), None, config.num_samples)
-    elements = list(islice(elements, config.num_samples))
-    if _is_tokenized(first):
+    elements = islice(elements, config.num_samples)
+    make_batches = batch_samples
+    if is_processed(first) or find_media(first, config.text_columns) is not None:
+        samples, make_batches = process_media(elements, config, model), batch_media
+    elif _is_tokenized(first):
         samples = [_as_sample(element, config.max_length) for element in elements]
     else:
-        texts = _as_texts(elements, config.text_columns)
-        samples = tokenize(texts, load_tokenizer(config, model), config, model)
+        samples = _tokenize(_as_texts(elements, config.text_columns), config, model)
     if len(samples) < config.num_samples:
         logger.warning(f"Calibrating on {len(samples)} samples: fewer than num_samples={config.num_samples}.")
-    batches = batch_samples(samples, config.batch_size)
+    batches = make_batches(samples, config.batch_size)
     return CalibrationData(name, batches, len(batches), config.num_samples)
 
 
@@ -122,6 +127,21 @@ def _as_batch(element: Any) -> Mapping[str, torch.Tensor]:
     return {key: value for key, value in element.items() if key != "labels"}
 
 
+def _tokenize(texts: list[Text], config: SmoothQuantConfig, model: PreTrainedModel) -> list[dict[str, torch.Tensor]]:
+    if "input_ids" not in inspect.signature(model.forward).parameters:
+        raise ValueError(
+            f"{type(model).__name__} doesn't read texts: give SmoothQuantConfig(dataset=...) images, audio or batches "
+            f"of what its forward takes. {ACCEPTED}"
+        )
+    tokenizer = tokenizer_of(load_processor("texts", config, model))
+    if tokenizer is None:
+        raise ValueError(
+            f"SmoothQuantConfig(tokenizer=...) is a {type(config.tokenizer).__name__}, and the calibration dataset "
+            "holds texts: pass a tokenizer, or a processor with one."
+        )
+    return tokenize(texts, tokenizer, config, model)
+
+
 def _is_tokenized(element: Any) -> bool:
     return isinstance(element, torch.Tensor) or (isinstance(element, Mapping) and "input_ids" in element)
 
@@ -142,7 +162,7 @@ def _as_sample(element: Any, max_length: int) -> dict[str, torch.Tensor]:
     return sample
 
 
-def _as_texts(elements: list[Any], columns: list[str] | None) -> list[str | tuple[str, str]]:
+def _as_texts(elements: Iterable[Any], columns: list[str] | None) -> list[Text]:
     texts = []
     for index, element in enumerate(elements):
         if isinstance(element, Mapping):

@@ -71,10 +71,8 @@ def _run(
             for name, value in batch.items()
             if name in parameters
         }
-        if model.config.is_encoder_decoder and "labels" not in inputs:
-            inputs.setdefault("decoder_input_ids", inputs.get("input_ids"))
-            if "attention_mask" in inputs:
-                inputs.setdefault("decoder_attention_mask", inputs["attention_mask"])
+        if model.config.is_encoder_decoder and "decoder_input_ids" in parameters and "labels" not in inputs:
+            _add_decoder_inputs(inputs, model)
         inputs |= extra
         if hold_out is not None:  # in every process: all judge the model on the same samples
             inputs = hold_out.split(inputs)
@@ -82,3 +80,15 @@ def _run(
             continue
         observer.start_batch(inputs)
         model(**inputs)
+
+
+def _add_decoder_inputs(inputs: dict[str, torch.Tensor], model: PreTrainedModel) -> None:
+    """Gives the decoder the text that the encoder reads; the start of a text where there is none (audio)."""
+    if "input_ids" in inputs:
+        inputs.setdefault("decoder_input_ids", inputs["input_ids"])
+        if "attention_mask" in inputs:
+            inputs.setdefault("decoder_attention_mask", inputs["attention_mask"])
+    elif "decoder_input_ids" not in inputs:
+        batch = len(next(iter(inputs.values())))
+        start = model.config.decoder_start_token_id
+        inputs["decoder_input_ids"] = torch.full((batch, 1), start, device=model.device)

@@ -13,8 +13,9 @@ Text = str | tuple[str, str]
 
 ACCEPTED = (
     "Accepted: None (the built-in corpus); a hub id, a local csv, tsv, json, jsonl, parquet or txt file, or a folder; "
-    "a list of texts, of (text, text) pairs or of dicts; a datasets.Dataset; an iterable of batches (dicts of "
-    "tensors, BatchEncodings, tensors of token ids, or tuples of tensors), e.g. a DataLoader."
+    "a list of texts, of (text, text) pairs, of dicts, of PIL images or of arrays of audio; a datasets.Dataset; an "
+    "iterable of batches (dicts of tensors, BatchEncodings, tensors of token ids, or tuples of tensors), e.g. a "
+    "DataLoader."
 )
 BUILDERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
 # Pairs that belong together, in the order a tokenizer takes them, where a table has more text columns than two.

@@ -5,29 +5,9 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_smoothquant.config import SmoothQuantConfig
-
-
-def load_tokenizer(config: SmoothQuantConfig, model: PreTrainedModel) -> Any:
-    """The tokenizer to calibrate with: `config.tokenizer`, else the one saved with the model.
-
-    Raises:
-        `ValueError`: there is none; says how to give one.
-    """
-    if config.tokenizer is not None and not isinstance(config.tokenizer, str):
-        return config.tokenizer
-    source = config.tokenizer or model.name_or_path
-    # The revision that the weights came from, where they came from the hub.
-    revision = None if config.tokenizer else getattr(model.config, "_commit_hash", None)
-    try:
-        return AutoTokenizer.from_pretrained(source, **({"revision": revision} if revision else {}))
-    except Exception as error:  # each tokenizer class fails in its own way when its files are absent
-        raise ValueError(
-            f"No tokenizer found in {source!r}, and calibration on texts needs one. Pass "
-            "SmoothQuantConfig(tokenizer=AutoTokenizer.from_pretrained(...)), or batches of tensors as dataset=..."
-        ) from error
 
 
 def tokenize(
@@ -38,7 +18,7 @@ def tokenize(
     Raises:
         `ValueError`: what fits are the tokenizer's special tokens alone.
     """
-    max_length = _max_length(tokenizer, config, model)
+    max_length = text_length(tokenizer, config, model)
     has_pairs = any(not isinstance(text, str) for text in texts)
     special = tokenizer.num_special_tokens_to_add(has_pairs) if hasattr(tokenizer, "num_special_tokens_to_add") else 0
     if max_length <= special:  # tokenizers wouldn't cut at all
@@ -68,7 +48,8 @@ def batch_samples(samples: list[dict[str, torch.Tensor]], batch_size: int) -> li
     ]
 
 
-def _max_length(tokenizer: Any, config: SmoothQuantConfig, model: PreTrainedModel) -> int:
+def text_length(tokenizer: Any, config: SmoothQuantConfig, model: PreTrainedModel) -> int:
+    """The length in tokens at which texts are cut: `config.max_length`, or less where tokenizer or model take less."""
     limits = [config.max_length, getattr(tokenizer, "model_max_length", config.max_length)]
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 2:

@@ -17,7 +17,7 @@ from hf_smoothquant.calibration.runner import calibrate
 from hf_smoothquant.config import SmoothQuantConfig
 from hf_smoothquant.conv1d import conv1d_as_linear, to_conv1d
 from hf_smoothquant.linear import Int8Linear, dequantize_weight
-from hf_smoothquant.report import GroupReport, QuantizationReport
+from hf_smoothquant.report import ChannelMaxima, GroupReport, QuantizationReport
 from hf_smoothquant.selection import Selection, matches, select_linears
 from hf_smoothquant.smoothing.alpha import column_absmax, group_alpha, group_sqnr_db, quantize_group
 from hf_smoothquant.smoothing.factors import smoothing_factors
@@ -159,6 +159,7 @@ def convert_group(group: PlannedGroup, folded_into: str | None = None) -> GroupR
         folded_into=folded_into,
         activation=group.config.activation,
         output_sqnr_db=group.output_sqnr_db,
+        channels=ChannelMaxima.of(x_absmax, w_absmax, factors),
     )
     for int8, owners in zip(quantized, by_weight.values(), strict=True):
         if folded_into is not None:

@@ -74,6 +74,7 @@ class SmoothQuantHfQuantizer(HfQuantizer):
             if len(devices) > 1:
                 raise ValueError(f"SmoothQuant needs the whole model on one device, and it is on {sorted(devices)}.")
             self.quantization_config, self.report = quantize_model(model, self.quantization_config)
+            self.report.drop_channels()
             model.config.quantization_config = self.quantization_config
         else:
             self._finish_loading(model)

@@ -1,13 +1,37 @@
 """What quantization did to each group of Linears: a table to print, and a JSON file beside the checkpoint."""
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import torch
 from torch import nn
 
 REPORT_NAME = "quantization_report.json"
 HEADER = ("group", "Linears", "int8", "alpha", "max|X|", "smoothed", "max|W|", "smoothed", "folded", "SQNR dB")
+WITH_CHANNELS = 4  # groups whose channels are kept: all of a large model's would be tens of megabytes
+NUMBERS = re.compile(r"\[\s+([\d.e+,\s-]+)\s+\]")
+
+
+@dataclass
+class ChannelMaxima:
+    """Largest magnitudes of each channel of one group's input and weights, before and after smoothing.
+
+    Attributes:
+        x, w, smoothed_x, smoothed_w (`list[float]`): `K` numbers each, to four digits.
+    """
+
+    x: list[float]
+    w: list[float]
+    smoothed_x: list[float]
+    smoothed_w: list[float]
+
+    @classmethod
+    def of(cls, x_absmax: torch.Tensor, w_absmax: torch.Tensor, factors: torch.Tensor) -> "ChannelMaxima":
+        """From the maxima before smoothing and the factors `s`, `[K]` each, float32."""
+        maxima = (x_absmax, w_absmax, x_absmax / factors, w_absmax * factors)
+        return cls(*([float(f"{value:.4g}") for value in values.tolist()] for values in maxima))
 
 
 @dataclass
@@ -26,6 +50,7 @@ class GroupReport:
         activation (`str`): `"static"` or `"dynamic"`; another than the model's where the group fell back.
         output_sqnr_db (`float` or `None`): signal-to-noise ratio of the model's outputs with this group alone in int8
             as the model's config has it; `None` where no `fallback` budget made it be measured.
+        channels (`ChannelMaxima` or `None`): kept for the few groups with the lowest `sqnr_db`.
     """
 
     names: list[str]
@@ -39,6 +64,7 @@ class GroupReport:
     folded_into: str | None = None
     activation: str = "static"
     output_sqnr_db: float | None = None
+    channels: ChannelMaxima | None = None
 
 
 @dataclass
@@ -60,6 +86,32 @@ class QuantizationReport:
     def mean_sqnr_db(self) -> float:
         """Mean over the groups of their `sqnr_db`."""
         return sum(group.sqnr_db for group in self.groups) / len(self.groups)
+
+    def worst(self, count: int) -> list[GroupReport]:
+        """The `count` groups with the lowest `sqnr_db`, lowest first."""
+        return sorted(self.groups, key=lambda group: group.sqnr_db)[:count]
+
+    def drop_channels(self) -> None:
+        """Keeps the maxima of single channels of the worst few groups only."""
+        for group in self.worst(len(self.groups))[WITH_CHANNELS:]:
+            group.channels = None
+
+    def plot(self, path: str | Path) -> list[Path]:
+        """Draws the channel maxima of the worst groups before and after smoothing, and the SQNR of every group.
+
+        Args:
+            path (`str` or `Path`): a file (`report.png`, `.pdf`, `.svg`) for one picture of everything, or a folder for
+                `channels.png` and `sqnr.png`.
+
+        Returns:
+            The files that were written. A report of an older checkpoint has no channels: then without these.
+
+        Raises:
+            `ImportError`: matplotlib isn't installed (`pip install matplotlib`, or the extra `plot` of this package).
+        """
+        from hf_smoothquant.plots import plot_report
+
+        return plot_report(self, path)
 
     def __str__(self) -> str:
         measured = any(group.output_sqnr_db is not None for group in self.groups)
@@ -84,7 +136,9 @@ class QuantizationReport:
     def save(self, folder: str | Path) -> None:
         """Writes the report as `quantization_report.json` into `folder`, which is made if need be."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / REPORT_NAME).write_text(json.dumps(asdict(self), indent=1))
+        (Path(folder) / REPORT_NAME).write_text(
+            NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", json.dumps(asdict(self), indent=1))
+        )
 
     @classmethod
     def load(cls, folder: str | Path) -> "QuantizationReport | None":
@@ -93,7 +147,10 @@ class QuantizationReport:
         if not file.is_file():
             return None
         stored = json.loads(file.read_text())
-        return cls(**stored | {"groups": [GroupReport(**group) for group in stored["groups"]]})
+        groups = [GroupReport(**group) for group in stored["groups"]]
+        for group in groups:
+            group.channels = group.channels and ChannelMaxima(**group.channels)
+        return cls(**stored | {"groups": groups})
 
 
 def quantization_report(model: nn.Module) -> QuantizationReport:

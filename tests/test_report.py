@@ -1,5 +1,7 @@
 import json
 import pickle
+import sys
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -7,8 +9,14 @@ from conftest import TEXTS
 from transformers import AutoModel, AutoModelForQuestionAnswering, BertModel
 
 import hf_smoothquant
-from hf_smoothquant import SmoothQuantConfig, quantization_report
-from hf_smoothquant.report import REPORT_NAME
+from hf_smoothquant import SmoothQuantConfig, plots, quantization_report
+from hf_smoothquant.report import (
+    REPORT_NAME,
+    WITH_CHANNELS,
+    ChannelMaxima,
+    GroupReport,
+    QuantizationReport,
+)
 
 
 @pytest.fixture
@@ -74,3 +82,73 @@ def test_a_zero_layer_has_a_ratio_that_json_can_hold(tiny_config, save_tiny):
     (zero,) = (group for group in report.groups if group.names == ["encoder.layer.0.output.dense"])
     assert zero.w_absmax == 0 and abs(zero.sqnr_db) <= 200
     json.dumps([group.sqnr_db for group in report.groups], allow_nan=False)
+
+
+def test_channels_of_the_worst_groups(model, tiny_bert, tmp_path):
+    """Before smoothing those of the float weights, after it divided and multiplied by the stored factors."""
+    report = quantization_report(model)
+    kept = [group for group in report.groups if group.channels is not None]
+    assert len(kept) == WITH_CHANNELS < len(report.groups)
+    assert max(group.sqnr_db for group in kept) <= min(g.sqnr_db for g in report.groups if g.channels is None)
+    floats = AutoModelForQuestionAnswering.from_pretrained(tiny_bert, dtype=torch.float32)
+    for group in kept:
+        columns = torch.stack([floats.get_submodule(name).weight.abs().amax(0) for name in group.names]).amax(0)
+        inverse = model.get_submodule(group.names[0]).weight.act_pre_scale
+        x, w, smoothed_x, smoothed_w = map(torch.tensor, asdict(group.channels).values())
+        torch.testing.assert_close(w, columns, rtol=1e-3, atol=0)
+        torch.testing.assert_close(smoothed_x, x * inverse, rtol=1e-3, atol=0)
+        torch.testing.assert_close(smoothed_w, columns / inverse, rtol=1e-3, atol=0)
+        assert x.max().item() == pytest.approx(group.x_absmax, rel=1e-3)
+    model.save_pretrained(tmp_path)
+    assert len((tmp_path / REPORT_NAME).read_text().splitlines()) < 400  # a line per list, not per number
+    assert QuantizationReport.load(tmp_path) == report
+
+
+def test_plots(model, tmp_path):
+    pytest.importorskip("matplotlib")
+    report = quantization_report(model)
+    files = report.plot(tmp_path / "plots") + report.plot(tmp_path / "new" / "all.svg")
+    assert [file.name for file in files] == ["channels.png", "sqnr.png", "all.svg"]
+    assert all(file.stat().st_size > 5000 for file in files)
+    for group in report.groups:
+        group.channels = None  # the report of an older checkpoint
+    assert [file.name for file in report.plot(tmp_path / "old")] == ["sqnr.png"]
+
+
+def test_pictures_show_the_numbers(model):
+    figure_module = pytest.importorskip("matplotlib.figure")
+    report = quantization_report(model)
+    worst, figure = report.worst(2), figure_module.Figure()
+    plots.draw_channels(figure, worst)
+    axes = figure.get_axes()
+    assert len(axes) == 4 and axes[0].get_title("left") == plots.title(worst[0].names)
+    before, after = (line.get_ydata().tolist() for line in axes[0].lines)
+    assert before == sorted(worst[0].channels.x, reverse=True) and sorted(after) == sorted(worst[0].channels.smoothed_x)
+    bars = figure_module.Figure()
+    plots.draw_sqnr(bars, report.groups, set())
+    (ax,) = bars.get_axes()
+    assert [bar.get_width() for bar in ax.patches] == [group.sqnr_db for group in report.groups]
+    assert ax.get_yticklabels()[0].get_text() == "bert.encoder.layer.0.attention.self.{query, key, value}"
+
+
+def test_axes_are_logarithmic_where_the_range_needs_it():
+    figure_module = pytest.importorskip("matplotlib.figure")
+    near, far = [1.0, 2.0, 0.0], [1000.0, 2.0, 0.0]
+    for x, scale in ((near, "linear"), (far, "log")):
+        group = GroupReport(["a"], 0.5, 1, 1, 1, 1, None, 30.0, channels=ChannelMaxima(x, near, near, near))
+        figure = figure_module.Figure()
+        plots.draw_channels(figure, [group])
+        assert [ax.get_yscale() for ax in figure.get_axes()] == [scale, "linear"]
+
+
+def test_titles():
+    assert plots.title(["a.b.q"]) == "a.b.q"
+    assert plots.title(["a.b.q", "a.b.k"]) == "a.b.{q, k}"
+    assert plots.title(["a.0.k", "a.1.k"]) == "a.{0.k, 1.k}"
+    assert plots.title(["q", "k"]) == "{q, k}"
+
+
+def test_missing_matplotlib_says_how_to_install_it(model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        quantization_report(model).plot(tmp_path)

@@ -29,6 +29,7 @@ def check_checkpoint(files: Sequence[str], config: SmoothQuantConfig) -> dict[st
     tensors: dict[str, tuple[str, list[int], str]] = {}
     listed: dict[str, list[str]] = {}
     checksums: dict[str, int] = {}
+    saves: set[str | None] = set()
     for file in files:
         if not str(file).endswith(".safetensors"):
             raise ValueError(
@@ -39,11 +40,14 @@ def check_checkpoint(files: Sequence[str], config: SmoothQuantConfig) -> dict[st
                 metadata = opened.metadata() or {}
                 listed.update({key: json.loads(metadata.get(key, "[]")) for key in LISTS})
                 checksums.update(json.loads(metadata.get(CHECKSUMS, "{}")))
+                saves.add(metadata.get(CHECKSUMS))
                 for key in opened.keys():  # noqa: SIM118 (not a dict)
                     part = opened.get_slice(key)
                     tensors[key] = (part.get_dtype(), part.get_shape(), Path(file).name)
         except SafetensorError as error:
             _refuse_damaged(Path(file), error)
+    if len(saves) > 1:
+        raise ValueError(f"The {len(files)} files of the checkpoint were not saved together. {REPAIR}")
     quantized: dict[str, dict[str, tuple]] = defaultdict(dict)
     for key in tensors:
         module, _, leaf = key.rpartition(".")

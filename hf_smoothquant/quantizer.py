@@ -15,7 +15,8 @@ from transformers.quantizers.auto import (
 
 from hf_smoothquant.config import QUANT_METHOD, SmoothQuantConfig
 from hf_smoothquant.footprint import MemoryFootprint
-from hf_smoothquant.report import QuantizationReport, SavePretrained
+from hf_smoothquant.report import QuantizationReport
+from hf_smoothquant.saving import SavePretrained
 from hf_smoothquant.versions import check_versions
 
 if TYPE_CHECKING:

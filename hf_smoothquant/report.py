@@ -166,27 +166,3 @@ def quantization_report(model: nn.Module) -> QuantizationReport:
             f"checkpoint was copied without {REPORT_NAME}."
         )
     return report
-
-
-class SavePretrained:
-    """Stands in for `model.save_pretrained` and writes the report beside the checkpoint.
-
-    An object and not a bound method: that would make the model impossible to pickle. A dequantized model keeps it, so
-    that no report of int8 weights stays beside the float weights.
-
-    Args:
-        model (`nn.Module`): the model, quantized or dequantized.
-    """
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-
-    def __call__(self, save_directory: str | Path, *args, **kwargs) -> None:
-        """Takes the arguments of `PreTrainedModel.save_pretrained`."""
-        type(self.model).save_pretrained(self.model, save_directory, *args, **kwargs)
-        report = getattr(getattr(self.model, "hf_quantizer", None), "report", None)
-        saved_here = (Path(save_directory) / "config.json").exists()  # of several processes only the main one saves
-        if report is not None and saved_here:
-            report.save(save_directory)
-        elif saved_here:
-            (Path(save_directory) / REPORT_NAME).unlink(missing_ok=True)  # of another model that was saved here before

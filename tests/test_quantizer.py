@@ -27,6 +27,7 @@ from transformers import (
     T5ForConditionalGeneration,
     pipeline,
 )
+from transformers.models.bert.modeling_bert import BertLayer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 
 import hf_smoothquant
@@ -257,6 +258,26 @@ def test_nan_batch_leaves_no_quantized_model(tiny_bert):
     with pytest.raises(ValueError, match=r"layer\.0\.attention\.self\.query' has NaN"):
         quantize_model(model, SmoothQuantConfig(dataset=[torch.tensor([[5, 6]]), torch.tensor([[7, 8]])]))
     assert not int8_names(model)
+
+
+def test_ctrl_c_in_calibration_leaves_no_state(tiny_bert):
+    """In a forward pass: the same call works afterwards, with the same config object."""
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    config = SmoothQuantConfig(dataset=TEXTS)
+    arguments = {"quantization_config": config, "dtype": torch.float32}
+    expected = AutoModelForQuestionAnswering.from_pretrained(tiny_bert, **arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BertLayer, "forward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            AutoModelForQuestionAnswering.from_pretrained(tiny_bert, **arguments)
+    assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
+    assert config == SmoothQuantConfig(dataset=TEXTS) and config.dataset is TEXTS and config.calibration is None
+    again = AutoModelForQuestionAnswering.from_pretrained(tiny_bert, **arguments)
+    ids = torch.arange(5, 25).reshape(2, 10)
+    assert torch.equal(again(ids).start_logits, expected(ids).start_logits)
 
 
 def test_nothing_to_convert(tiny_bert):

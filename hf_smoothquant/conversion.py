@@ -17,6 +17,7 @@ from hf_smoothquant.calibration.runner import calibrate
 from hf_smoothquant.config import SmoothQuantConfig
 from hf_smoothquant.conv1d import conv1d_as_linear, to_conv1d
 from hf_smoothquant.linear import Int8Linear, dequantize_weight
+from hf_smoothquant.progress import progress
 from hf_smoothquant.report import ChannelMaxima, GroupReport, QuantizationReport
 from hf_smoothquant.selection import Selection, matches, select_linears
 from hf_smoothquant.smoothing.alpha import column_absmax, group_alpha, group_sqnr_db, quantize_group
@@ -67,8 +68,7 @@ def _calibrate_and_convert(
     _warn_of_useless_patterns(config.alpha, selection.convert)
     report = QuantizationReport(kept=selection.kept | dict.fromkeys(unreached, "never reached in calibration"))
     groups = [
-        _plan_group(group, selection.convert, config)
-        for group in logging.tqdm(observer.groups(), desc="Smoothing", unit="group", leave=False)
+        _plan_group(group, selection.convert, config) for group in progress(observer.groups(), "Smoothing", "group")
     ]
     fallback = _fall_back(model, groups, hold_out, config) if hold_out is not None else None
     if fallback is not None:

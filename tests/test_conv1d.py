@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2ForSequenceClassi
 from transformers.pytorch_utils import Conv1D
 
 import hf_smoothquant
-from hf_smoothquant import SmoothQuantConfig, quantization_report
+from hf_smoothquant import SmoothQuantConfig, cpu, quantization_report
 from hf_smoothquant.conv1d import conv1d_as_linear
 from hf_smoothquant.conversion import dequantize_model, quantize_model
 from hf_smoothquant.linear import Int8Linear
@@ -94,7 +94,9 @@ def test_compile(save_tiny):
     model = quantized(save_tiny(gpt2()))
     compiled = hf_smoothquant.compile(model)
     assert sqnr_db(logits(model), logits(compiled)) > 40
-    assert compiled.fusion_coverage.fused == len(NAMES) and not compiled.fusion_coverage.unfused
+    assert (
+        compiled.fusion_coverage.fused == (0 if cpu.SATURATES else len(NAMES)) and not compiled.fusion_coverage.unfused
+    )
 
 
 def test_selection():

@@ -3,6 +3,8 @@
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
+from math import ceil
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -29,14 +31,12 @@ class CalibrationData:
 
     Attributes:
         name (`str`): what the data is, for the checkpoint: `"builtin"` or the type of the user's object.
-        num_batches (`int` or `None`): number of batches, where it is known beforehand.
+        num_batches (`int`): number of batches that are expected.
         num_samples (`int`): what has been iterated over so far.
         num_tokens (`int` or `None`): the same in tokens, padding not counted; `None` where there are none (images).
     """
 
-    def __init__(
-        self, name: str, batches: Iterable[Mapping[str, torch.Tensor]], num_batches: int | None, max_samples: int
-    ):
+    def __init__(self, name: str, batches: Iterable[Mapping[str, torch.Tensor]], num_batches: int, max_samples: int):
         self.name = name
         self.num_batches = num_batches
         self.num_samples = 0
@@ -50,8 +50,7 @@ class CalibrationData:
             if left <= 0:
                 return
             batch = {key: value[:left] if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
-            first = next(value for value in batch.values() if isinstance(value, torch.Tensor))
-            self.num_samples += len(first)
+            self.num_samples += len(_first_tensor(batch))
             tokens = _count_tokens(batch)
             if tokens is not None:
                 self.num_tokens = (self.num_tokens or 0) + tokens
@@ -69,13 +68,16 @@ def calibration_data(config: SmoothQuantConfig, model: PreTrainedModel) -> Calib
         `TypeError`: the dataset, or one of its elements, is of a kind that isn't accepted.
         `ValueError`: it can't be loaded, is empty, holds only empty texts, or needs a tokenizer and none is found.
     """
+    length = length_hint(config.dataset)  # before an iterator loses its first element; 0 where nobody knows
     name, elements = open_source(config.dataset, config.dataset_kwargs or {}, config.seed)
     first = next(elements, None)
     if first is None:
         raise ValueError(f"The calibration dataset ({name}) is empty. {ACCEPTED}")
     elements = chain([first], elements)
     if _is_batch(first) and not is_processed(first):
-        return CalibrationData(name, map(_as_batch, elements), None, config.num_samples)
+        num_batches = ceil(config.num_samples / len(_first_tensor(_as_batch(first))))
+        num_batches = min(num_batches, length or num_batches)
+        return CalibrationData(name, map(_as_batch, elements), num_batches, config.num_samples)
     elements = islice(elements, config.num_samples)
     make_batches = batch_samples
     if is_processed(first) or find_media(first, config.text_columns) is not None:
@@ -88,6 +90,10 @@ def calibration_data(config: SmoothQuantConfig, model: PreTrainedModel) -> Calib
         logger.warning(f"Calibrating on {len(samples)} samples: fewer than num_samples={config.num_samples}.")
     batches = make_batches(samples, config.batch_size)
     return CalibrationData(name, batches, len(batches), config.num_samples)
+
+
+def _first_tensor(batch: Mapping[str, Any]) -> torch.Tensor:
+    return next(value for value in batch.values() if isinstance(value, torch.Tensor))
 
 
 def _count_tokens(batch: Mapping[str, torch.Tensor]) -> int | None:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from hf_smoothquant.calibration.data import CalibrationData
 from hf_smoothquant.calibration.distributed import rank_and_world_size, share_statistics
 from hf_smoothquant.calibration.holdout import HoldOut
 from hf_smoothquant.calibration.observer import Observer, observe
+from hf_smoothquant.progress import progress
 
 
 def calibrate(
@@ -62,10 +62,8 @@ def _run(
     """Runs each batch of `data` that falls to this process."""
     parameters = inspect.signature(model.forward).parameters
     extra = {"use_cache": False} if "use_cache" in parameters else {}
-    progress = logging.tqdm(
-        data, total=data.num_batches, desc="Calibrating", unit="batch", leave=False, disable=rank > 0 or None
-    )
-    for index, batch in enumerate(progress):
+    batches = progress(data, "Calibrating", "batch", data.num_batches, hidden=rank > 0)
+    for index, batch in enumerate(batches):
         inputs = {
             name: value.to(model.device) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()

@@ -8,6 +8,7 @@ from torch import nn
 from torchao.quantization import Int8Tensor
 from transformers.utils import logging
 
+from hf_smoothquant.progress import progress
 from hf_smoothquant.smoothing.sensitivity import Sensitivity, noise_to_db
 
 logger = logging.get_logger(__name__)
@@ -68,8 +69,7 @@ def plan_fallback(
     actual = measure()
     if actual <= goal:
         return FallbackPlan(activations, None, noise_to_db(actual))
-    progress = logging.tqdm(weights, desc="Measuring sensitivity", unit="group", leave=False)
-    noise = [sensitivity.noise(group) for group in progress]
+    noise = [sensitivity.noise(group) for group in progress(weights, "Measuring sensitivity", "group")]
     alone = [noise_to_db(value) for value in noise]
 
     def next_worst() -> int | None:

@@ -21,7 +21,7 @@ from hf_smoothquant.report import (
 
 @pytest.fixture
 def model(tiny_bert):
-    config = SmoothQuantConfig(dataset=TEXTS, alpha=0.5)
+    config = SmoothQuantConfig(dataset=TEXTS, alpha=0.5, fold=False)  # all factors are stored
     return AutoModelForQuestionAnswering.from_pretrained(tiny_bert, quantization_config=config, dtype=torch.float32)
 
 

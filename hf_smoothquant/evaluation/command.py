@@ -121,7 +121,7 @@ def _evaluate(task: SquadTask | NliTask, options: argparse.Namespace, folder: Pa
         raise ValueError(f"{options.data} is the evaluation data: calibrating on it would flatter the int8 models.")
     kinds = options.modes or (["saved"] if is_quantized(options.model) else FLOAT_AND_INT8)
     modes = all_modes(kinds, options.alpha, options.calibration, options.fallback, options.autocast, options.compile)
-    state = PartialState()
+    state = PartialState(cpu=True)
     outcomes = [run_mode(task, mode, options.model, folder / "predictions", state) for mode in modes]
     data = Path(options.data).name if Path(options.data).exists() else options.data
     model = Path(options.model).resolve().name if Path(options.model).exists() else options.model

@@ -69,7 +69,7 @@ def run_mode(task: Task, mode: Mode, name: str, folder: Path, state: PartialStat
         folder (`Path`): seen by all processes.
         state (`PartialState`, *optional*): of accelerate: which process this is.
     """
-    state = state or PartialState()
+    state = state or PartialState(cpu=True)
     chunks = [task.examples[first : first + CHUNK] for first in range(0, len(task.examples), CHUNK)]
     key = digest([task.name, task.settings, mode.to_dict(), fingerprint(name), digest(task.examples), CHUNK])
     folder.mkdir(parents=True, exist_ok=True)

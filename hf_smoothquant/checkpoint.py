@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import ConversionOps, revert_weight_conversion
 
 from hf_smoothquant.conv1d import to_linear
-from hf_smoothquant.linear import Int8Linear, int8_tensor
+from hf_smoothquant.int8 import activation_kwargs, int8_tensor
+from hf_smoothquant.linear import Int8Linear
 
 PREFIX = "_weight_"
-PARTS = ("qdata", "scale", "act_pre_scale", "act_quant_scale")
+PARTS = ("qdata", "scale", "act_pre_scale", "act_quant_scale", "act_quant_zero_point")
 LISTS = ("stored_tensors", "stored_tensors_unconverted")
 CHECKSUMS = "int8_checksums"
 REPAIR = "The file is damaged or was edited: download or save the checkpoint again."
@@ -79,7 +80,8 @@ class LoadInt8Weight(ConversionOps):
         # Flags transformers' own loader sets too: without them it would initialize the weight again, at random.
         for owner in (linear, *linear.parameters(recurse=False)):
             owner._is_hf_initialized = True
-        return {full_layer_name: int8_tensor(**parts, dtype=self.hf_quantizer.dtype)}
+        kwargs = activation_kwargs(self.hf_quantizer.quantization_config, static="act_quant_scale" in parts)
+        return {full_layer_name: int8_tensor(**parts, dtype=self.hf_quantizer.dtype, act_quant_kwargs=kwargs)}
 
     def _stored_checksums(self, model: nn.Module, name: str) -> set[int]:
         """The checksum stored for `name`, which had or hadn't the prefix of the base model when it was saved."""

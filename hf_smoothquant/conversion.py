@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torchao.quantization import Int8Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -16,11 +17,12 @@ from hf_smoothquant.calibration.observer import Group
 from hf_smoothquant.calibration.runner import calibrate
 from hf_smoothquant.config import SmoothQuantConfig
 from hf_smoothquant.conv1d import conv1d_as_linear, to_conv1d
-from hf_smoothquant.linear import Int8Linear, dequantize_weight
+from hf_smoothquant.int8 import dequantize_weight, quantize_weight
+from hf_smoothquant.linear import Int8Linear
 from hf_smoothquant.progress import progress
 from hf_smoothquant.report import ChannelMaxima, GroupReport, QuantizationReport
 from hf_smoothquant.selection import Selection, matches, select_linears
-from hf_smoothquant.smoothing.alpha import column_absmax, group_alpha, group_sqnr_db, quantize_group
+from hf_smoothquant.smoothing.alpha import column_absmax, group_alpha, group_sqnr_db, quantize_group, sqnr_db
 from hf_smoothquant.smoothing.factors import smoothing_factors
 from hf_smoothquant.smoothing.fallback import FLOAT, FallbackPlan, plan_fallback
 from hf_smoothquant.smoothing.folding import divide_outputs, find_folds
@@ -48,7 +50,33 @@ def quantize_model(model: PreTrainedModel, config: SmoothQuantConfig) -> tuple[S
             "without quantization_config, or change modules_to_not_convert / min_features."
         )
     with conv1d_as_linear(selection.convert.values()):
+        if config.activation == "none":
+            return config.without_runtime_objects(None), _convert_weights(selection, config)
         return _calibrate_and_convert(model, config, selection)
+
+
+def _convert_weights(selection: Selection, config: SmoothQuantConfig) -> QuantizationReport:
+    """Weight-only int8: a group for each weight, without smoothing, which only inputs in int8 need."""
+    report = QuantizationReport(kept=selection.kept)
+    names = {linear: name for name, linear in selection.convert.items()}
+    for weight, owners in progress(list(_by_weight(names).items()), "Quantizing", "weight"):
+        int8 = quantize_weight(weight, granularity=config.weight_granularity, act_quant_kwargs=None)
+        absmax = weight.abs().max().item()
+        report.groups.append(
+            GroupReport(
+                names=[names[linear] for linear in owners],
+                alpha=None,
+                x_absmax=None,
+                w_absmax=absmax,
+                smoothed_x_absmax=None,
+                smoothed_w_absmax=absmax,
+                act_scale=None,
+                sqnr_db=sqnr_db(weight.float(), int8.dequantize(torch.float32)),
+                activation="none",
+            )
+        )
+        _adopt(owners, int8)
+    return report
 
 
 def _calibrate_and_convert(
@@ -121,12 +149,12 @@ def _fall_back(
         if activation not in configs:
             configs[activation] = copy.copy(config)
             configs[activation].activation = activation
+            configs[activation].activation_granularity = None
 
     def quantize(index: int, activation: str) -> dict[nn.Module, torch.Tensor]:
         group = groups[index]
         by_weight = _by_weight(group.linears.values())
-        absmax, ndim = group.statistics.absmax, group.statistics.ndim
-        quantized = quantize_group(list(by_weight), absmax, group.factors, configs[activation], ndim)
+        quantized = quantize_group(list(by_weight), group.statistics, group.factors, configs[activation])
         return {linear: int8 for int8, owners in zip(quantized, by_weight.values(), strict=True) for linear in owners}
 
     sizes = [len(group.linears) for group in groups]
@@ -146,7 +174,7 @@ def convert_group(group: PlannedGroup, folded_into: str | None = None) -> GroupR
     by_weight = _by_weight(group.linears.values())
     weights, factors = list(by_weight), group.factors
     x_absmax, w_absmax = group.statistics.absmax, column_absmax(weights)
-    quantized = quantize_group(weights, x_absmax, factors, group.config, group.statistics.ndim)
+    quantized = quantize_group(weights, group.statistics, factors, group.config)
     report = GroupReport(
         names=list(group.linears),
         alpha=group.alpha,
@@ -164,10 +192,15 @@ def convert_group(group: PlannedGroup, folded_into: str | None = None) -> GroupR
     for int8, owners in zip(quantized, by_weight.values(), strict=True):
         if folded_into is not None:
             int8.act_pre_scale = None
-        parameter = nn.Parameter(int8, requires_grad=False)
-        for linear in owners:
-            Int8Linear.adopt(linear).weight = parameter
+        _adopt(owners, int8)
     return report
+
+
+def _adopt(owners: Iterable[nn.Linear], int8: Int8Tensor) -> None:
+    """Gives the Linears that share a weight its int8 form, shared still."""
+    parameter = nn.Parameter(int8, requires_grad=False)
+    for linear in owners:
+        Int8Linear.adopt(linear).weight = parameter
 
 
 def _by_weight(linears: Iterable[nn.Linear]) -> dict[nn.Parameter, list[nn.Linear]]:

@@ -72,6 +72,8 @@ def _check_parts(module: str, parts: dict[str, tuple[str, list[int], str]], conf
     # With a fallback some groups are dynamic: what says that no scale was lost is then the list of tensors.
     all_static = config.activation == "static" and config.fallback is None
     required = ["qdata", "scale"] + (["act_quant_scale"] if all_static else [])
+    if "act_quant_scale" in parts and not config.symmetric:
+        required.append("act_quant_zero_point")
     for part in required:
         if part not in parts:
             raise ValueError(f"The checkpoint lacks the tensor '{module}.{PREFIX}{part}'. {REPAIR}")
@@ -85,13 +87,18 @@ def _check_parts(module: str, parts: dict[str, tuple[str, list[int], str]], conf
         if part not in PARTS:
             raise ValueError(f"{file}: {name} is not part of the SmoothQuant format. {REPAIR}")
         wanted = expected.get(part, [1] * len(shape))
-        if shape != wanted or (part != "qdata" and dtype != "F32"):
-            kind = "I8" if part == "qdata" else "F32"
+        kind = "I8" if part in ("qdata", "act_quant_zero_point") else "F32"
+        if shape != wanted or dtype != kind:
             raise ValueError(f"{file}: {name} is {dtype} {shape}, expected {kind} {wanted}. {REPAIR}")
     if config.activation != "static" and "act_quant_scale" in parts:
         raise ValueError(
             f"'{module}.{PREFIX}act_quant_scale' is the scale of a static model, but config.json says activation "
             f"{config.activation!r}. {REPAIR}"
+        )
+    if config.symmetric and "act_quant_zero_point" in parts:
+        raise ValueError(
+            f"'{module}.{PREFIX}act_quant_zero_point' belongs to an asymmetric model, but config.json says symmetric. "
+            f"{REPAIR}"
         )
 
 

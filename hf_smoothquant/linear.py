@@ -1,13 +1,15 @@
 """`Int8Linear`: an `nn.Linear` whose weight is a torchao `Int8Tensor`, right for every input that a Linear takes."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
-from torchao.quantization import Int8Tensor, MappingType, PerRow, PerTensor
-from torchao.quantization.quant_primitives import choose_qparams_affine, quantize_affine
-from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
+from torchao.kernel import int_scaled_matmul
+from torchao.quantization import Int8Tensor, MappingType
 
 from hf_smoothquant import cpu
-from hf_smoothquant.smoothing.factors import INT8_MAX
+
+torch.compiler.allow_in_graph(int_scaled_matmul)  # Dynamo can't read its look-ups of the CPU; what is behind it can
 
 
 class Int8Linear(nn.Linear):
@@ -33,7 +35,8 @@ class Int8Linear(nn.Linear):
         weight = self.weight
         if not isinstance(weight, Int8Tensor):
             return super().extra_repr()
-        activation = "dynamic" if weight.act_quant_scale is None else "static"
+        kind = "dynamic" if weight.act_quant_scale is None else "static"
+        activation = "none" if weight.act_quant_kwargs is None else kind
         return f"{super().extra_repr()}, activation={activation}, smoothed={weight.act_pre_scale is not None}"
 
 
@@ -42,8 +45,7 @@ def int8_linear(input: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | No
     if input.numel() == 0:
         return input.new_empty(*input.shape[:-1], len(weight))
     x = as_calibrated(input, weight)
-    int8_inputs = weight.act_quant_kwargs is not None
-    product = float_product if cpu.SATURATES and int8_inputs else nn.functional.linear
+    product = _product(weight)
     if x.dtype == torch.float16:
         output = product(x.float(), weight, None if bias is None else bias.float()).half()
     else:
@@ -51,8 +53,39 @@ def int8_linear(input: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | No
     return output if x is input else output.reshape(*input.shape[:-1], len(weight))
 
 
+def _product(weight: Int8Tensor) -> Callable:
+    """What multiplies with `weight` on this CPU."""
+    if weight.act_quant_kwargs is None:
+        return nn.functional.linear
+    if cpu.SATURATES:
+        return float_product
+    is_symmetric = weight.act_quant_kwargs.mapping_type == MappingType.SYMMETRIC
+    return nn.functional.linear if is_symmetric else asymmetric_product
+
+
+def asymmetric_product(x: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The int8 product of inputs with a zero point `z`: `(X_q W_q^T) s_x s_w + (bias - z s_x s_w rowsum(W_q))`.
+
+    torchao subtracts the zero point's share between the two scales, where Inductor's fusions don't look for it. As
+    part of the bias it costs nothing: with a static scale it is a constant.
+
+    Args:
+        x (`torch.Tensor`): `[..., K]`, float32 or bfloat16.
+        weight (`Int8Tensor`): `[N, K]`.
+        bias (`torch.Tensor`, *optional*): `[N]`.
+    """
+    x_int8 = _quantize_input(x, weight)
+    x_scale, zero_point = x_int8.scale.reshape(-1, 1), x_int8.zero_point.reshape(-1, 1)
+    products = int_scaled_matmul(x_int8.qdata.reshape(-1, x.shape[-1]), weight.qdata.contiguous().t(), x_scale)
+    row_sums = weight.qdata.sum(-1, dtype=torch.int32) * weight.scale.flatten()
+    shift = zero_point * x_scale * row_sums
+    output = products.to(x.dtype) * weight.scale.flatten()
+    output = output + (-shift if bias is None else bias - shift)
+    return output.to(x.dtype).reshape(*x.shape[:-1], len(weight))
+
+
 def float_product(x: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The same values as torchao's int8 product, with the int8 numbers multiplied in float32: for CPUs without VNNI.
+    """The same values as the int8 product, with the int8 numbers multiplied in float32: for CPUs without VNNI.
 
     float32 holds sums of int8 products exactly up to 1,040 inputs, and to a relative 1e-7 beyond. There oneDNN's int8
     kernels saturate, and `torch._int_mm` is right and 25 times slower than a float product.
@@ -62,12 +95,20 @@ def float_product(x: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None
         weight (`Int8Tensor`): `[N, K]`.
         bias (`torch.Tensor`, *optional*): `[N]`.
     """
-    smoothed = x if weight.act_pre_scale is None else x * weight.act_pre_scale
-    kwargs = weight.act_quant_kwargs
-    x_int8 = Int8Tensor.from_hp(smoothed, kwargs.granularity, kwargs.mapping_type, scale=weight.act_quant_scale)
-    sums = nn.functional.linear(x_int8.qdata.float(), weight.qdata.float())
+    x_int8 = _quantize_input(x, weight)
+    steps = x_int8.qdata.float()
+    if weight.act_quant_kwargs.mapping_type == MappingType.ASYMMETRIC:
+        steps = steps - x_int8.zero_point
+    sums = nn.functional.linear(steps, weight.qdata.float())
     output = (sums * x_int8.scale).to(x.dtype) * weight.scale.flatten()  # torchao's order of roundings
     return (output if bias is None else output + bias).to(x.dtype)
+
+
+def _quantize_input(x: torch.Tensor, weight: Int8Tensor) -> Int8Tensor:
+    """`x` smoothed and in int8, as torchao's own product has it."""
+    smoothed = x if weight.act_pre_scale is None else x * weight.act_pre_scale
+    kwargs, scale, zero_point = weight.act_quant_kwargs, weight.act_quant_scale, weight.act_quant_zero_point
+    return Int8Tensor.from_hp(smoothed, kwargs.granularity, kwargs.mapping_type, scale=scale, zero_point=zero_point)
 
 
 def as_calibrated(x: torch.Tensor, weight: Int8Tensor) -> torch.Tensor:
@@ -76,75 +117,3 @@ def as_calibrated(x: torch.Tensor, weight: Int8Tensor) -> torch.Tensor:
     if scale is None or scale.ndim == x.ndim:
         return x
     return x.reshape(*(1,) * (scale.ndim - 2), -1, x.shape[-1])
-
-
-def int8_tensor(
-    qdata: torch.Tensor,
-    scale: torch.Tensor,
-    dtype: torch.dtype,
-    act_pre_scale: torch.Tensor | None = None,
-    act_quant_scale: torch.Tensor | None = None,
-) -> Int8Tensor:
-    """Joins the parts of an int8 weight: symmetric per row; static activations with `act_quant_scale`, else dynamic."""
-    granularity = PerRow() if act_quant_scale is None else PerTensor()
-    return Int8Tensor(
-        qdata,
-        scale,
-        [1, qdata.shape[1]],
-        dtype,
-        act_quant_scale=act_quant_scale,
-        act_pre_scale=act_pre_scale,
-        act_quant_kwargs=QuantizeTensorToInt8Kwargs(granularity, MappingType.SYMMETRIC),
-    )
-
-
-def quantize_weight(
-    weight: torch.Tensor, factors: torch.Tensor | None = None, act_scale: torch.Tensor | None = None, act_ndim: int = 3
-) -> Int8Tensor:
-    """Quantizes a float weight for W8A8: symmetric per row, with the activation's side attached.
-
-    `q = round(W * s / scale)`, `scale = max|row of W * s| / 127`; the range is [-127, 127], so that negation is exact
-    and no product reaches 2^14. The arithmetic is float32 whatever the weight's dtype.
-
-    Args:
-        weight (`torch.Tensor`): `[N, K]`, float.
-        factors (`torch.Tensor`, *optional*): `s`, `[K]`, float32; stored as `act_pre_scale = 1 / s`.
-        act_scale (`torch.Tensor`, *optional*): scalar, float32; the static scale of the smoothed input. `None` for a
-            dynamic scale per token.
-        act_ndim (`int`, *optional*, defaults to 3): number of dimensions of the input that was calibrated on.
-
-    Returns:
-        `Int8Tensor`: `[N, K]`, of the weight's dtype on the outside.
-    """
-    smoothed = weight.detach().float()
-    if factors is not None:
-        smoothed = smoothed * factors
-    block_size = [1, weight.shape[1]]
-    scale, zero_point = choose_qparams_affine(
-        smoothed,
-        MappingType.SYMMETRIC,
-        block_size,
-        torch.int8,
-        quant_min=-INT8_MAX,
-        quant_max=INT8_MAX,
-        eps=torch.finfo(torch.float32).tiny,
-        scale_dtype=torch.float32,
-        zero_point_dtype=torch.int8,
-        keepdim=True,
-    )
-    qdata = quantize_affine(smoothed, block_size, scale, zero_point, torch.int8, -INT8_MAX, INT8_MAX)
-    return int8_tensor(
-        qdata,
-        scale,
-        weight.dtype,
-        act_pre_scale=None if factors is None else 1 / factors,
-        act_quant_scale=None if act_scale is None else act_scale.float().reshape((1,) * act_ndim),
-    )
-
-
-def dequantize_weight(weight: Int8Tensor) -> torch.Tensor:
-    """The float weight that `weight` stands for, smoothing undone: `[N, K]`, of the weight's outer dtype."""
-    floats = weight.dequantize(torch.float32)
-    if weight.act_pre_scale is not None:
-        floats = floats * weight.act_pre_scale
-    return floats.to(weight.dtype)

@@ -40,24 +40,26 @@ class GroupReport:
 
     Attributes:
         names (`list[str]`): full names of the Linears.
-        alpha (`float`): smoothing strength that was used.
+        alpha (`float` or `None`): smoothing strength that was used. It and what else belongs to the input are `None`
+            with weight-only int8.
         x_absmax, w_absmax (`float`): largest magnitudes of the input and of the weights before smoothing.
         smoothed_x_absmax, smoothed_w_absmax (`float`): the same after smoothing.
         act_scale (`float` or `None`): static scale of the smoothed input; `None` for dynamic activations.
-        sqnr_db (`float`): signal-to-noise ratio of the group's outputs on a sample of calibration rows.
+        sqnr_db (`float`): signal-to-noise ratio of the group's outputs on a sample of calibration rows; of the weight
+            itself with weight-only int8.
         folded_into (`str` or `None`): the norm or Linear before the group that has the factors in it, so that nothing
             is multiplied at run time.
-        activation (`str`): `"static"` or `"dynamic"`; another than the model's where the group fell back.
+        activation (`str`): `"static"`, `"dynamic"` or `"none"`; another than the model's where the group fell back.
         output_sqnr_db (`float` or `None`): signal-to-noise ratio of the model's outputs with this group alone in int8
             as the model's config has it; `None` where no `fallback` budget made it be measured.
         channels (`ChannelMaxima` or `None`): kept for the few groups with the lowest `sqnr_db`.
     """
 
     names: list[str]
-    alpha: float
-    x_absmax: float
+    alpha: float | None
+    x_absmax: float | None
     w_absmax: float
-    smoothed_x_absmax: float
+    smoothed_x_absmax: float | None
     smoothed_w_absmax: float
     act_scale: float | None
     sqnr_db: float
@@ -118,9 +120,9 @@ class QuantizationReport:
         rows = [HEADER + (("output dB",) if measured else ())]
         for group in self.groups:
             numbers = (group.x_absmax, group.smoothed_x_absmax, group.w_absmax, group.smoothed_w_absmax)
-            maxima = (f"{number:.3g}" for number in numbers)
+            maxima = (_cell(number, ".3g") for number in numbers)
             folded = "yes" if group.folded_into else "no"
-            row = (group.names[0], str(len(group.names)), group.activation, f"{group.alpha:g}", *maxima, folded)
+            row = (group.names[0], str(len(group.names)), group.activation, _cell(group.alpha, "g"), *maxima, folded)
             row += (f"{group.sqnr_db:.1f}",)
             rows.append(row + ((f"{group.output_sqnr_db:.1f}",) if measured else ()))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -151,6 +153,10 @@ class QuantizationReport:
         for group in groups:
             group.channels = group.channels and ChannelMaxima(**group.channels)
         return cls(**stored | {"groups": groups})
+
+
+def _cell(number: float | None, form: str) -> str:
+    return "-" if number is None else format(number, form)
 
 
 def quantization_report(model: nn.Module) -> QuantizationReport:

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import AutoModel
 
 from hf_smoothquant import SmoothQuantConfig, quantization_report
-from hf_smoothquant.calibration.observer import SAMPLE_ROWS, RowSample
+from hf_smoothquant.calibration.observer import SAMPLE_ROWS, Group, RowSample
 from hf_smoothquant.smoothing.alpha import (
     GRID,
     alpha_setting,
@@ -29,12 +29,16 @@ def test_setting_by_pattern():
     assert alpha_setting("auto", ["a"]) == "auto"
 
 
+def group_of(rows):
+    return Group(["a"], rows.amin(0), rows.amax(0), 2, rows)
+
+
 def test_sqnr_of_a_known_error():
     """Rows that int8 holds exactly, a weight that it doesn't: 10 log10(y^2 / (y - y')^2) by hand."""
     weight = torch.tensor([[127.0, 0.4]])
-    absmax = torch.tensor([127.0, 127.0])
-    factors = smoothing_factors(absmax, column_absmax([weight]), 1.0)
-    (int8,) = quantize_group([weight], absmax, factors, CONFIG)
+    group = group_of(torch.tensor([[-127.0, -127.0], [127.0, 127.0]]))
+    factors = smoothing_factors(group.absmax, column_absmax([weight]), 1.0)
+    (int8,) = quantize_group([weight], group, factors, CONFIG)
     assert factors.tolist() == [127.0, 127.0]
     # Smoothed weight [127 * 127, 50.8], scale 127: q = [127, 0]; smoothed rows lie on the grid of 1 / 127.
     rows = torch.tensor([[127.0, 127.0]])
@@ -49,13 +53,13 @@ def test_search_is_never_worse_than_a_fixed_value(activation, outlier):
     rows = torch.randn(100, 64)
     rows[:, 5] *= outlier
     weights = [nn.Linear(64, size).weight.detach() for size in (48, 16)]
-    absmax = rows.abs().amax(0)
+    group = group_of(rows)
 
     def quality(alpha):
-        factors = smoothing_factors(absmax, column_absmax(weights), alpha)
-        return group_sqnr_db(weights, quantize_group(weights, absmax, factors, config), rows)
+        factors = smoothing_factors(group.absmax, column_absmax(weights), alpha)
+        return group_sqnr_db(weights, quantize_group(weights, group, factors, config), rows)
 
-    found = search_alpha(weights, absmax, rows, config)
+    found = search_alpha(weights, group, config)
     assert found in GRID and 0.5 in GRID
     assert quality(found) == max(quality(alpha) for alpha in GRID)
 

@@ -70,12 +70,14 @@ def test_merging():
     def statistics(absmax, inputs, seed):
         sample = RowSample(seed)
         sample.add(torch.full((100, 2), float(seed)))
-        return LinearStatistics(torch.tensor(absmax), 3, sample, inputs)
+        maximum = torch.tensor(absmax)
+        return LinearStatistics(-maximum / 2, maximum, 3, sample, inputs)
 
     one = {"q": statistics([1.0, 5.0], 7, 0), "k": statistics([1.0, 5.0], 7, 0), "o": statistics([1.0, 1.0], 8, 0)}
     two = {"q": statistics([2.0, 3.0], 9, 1), "k": statistics([2.0, 3.0], 10, 1)}
     merged = merge_statistics([one, two])
-    assert merged["q"].absmax.tolist() == [2.0, 5.0] and merged["o"].absmax.tolist() == [1.0, 1.0]
+    assert merged["q"].maximum.tolist() == [2.0, 5.0] and merged["o"].maximum.tolist() == [1.0, 1.0]
+    assert merged["q"].minimum.tolist() == [-1.0, -2.5]
     assert len({merged[name].inputs for name in "qko"}) == 3  # in the second process q and k read different tensors
     assert merge_statistics([one, one])["q"].inputs == merge_statistics([one, one])["k"].inputs
     rows = merged["q"].sample.rows

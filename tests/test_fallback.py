@@ -136,7 +136,8 @@ def test_nothing_changes_where_the_budget_holds(tiny_bert):
     plain = quantize(tiny_bert, alpha=0.85, dataset=sorted(TEXTS, key=len)[:7])  # batches come by length
     report = quantization_report(quantize(tiny_bert, alpha=0.85, dataset=TEXTS, fallback={"min_sqnr_db": 5}))
     assert report.output_sqnr_db > 20 and not any(why.startswith("fallback") for why in report.kept.values())
-    assert [group.act_scale for group in report.groups] == [g.act_scale for g in quantization_report(plain).groups]
+    scales = [group.act_scale for group in quantization_report(plain).groups]
+    assert [group.act_scale for group in report.groups] == pytest.approx(scales, rel=1e-5)  # BLAS may round differently
 
 
 def test_too_few_samples_to_hold_any_out(tiny_bert):

@@ -33,14 +33,15 @@ def share_statistics(observer: Observer, failure: Exception | None) -> None:
 def merge_statistics(per_process: list[dict[str, LinearStatistics]]) -> dict[str, LinearStatistics]:
     """One set of statistics from those of several processes: the same as if one process had seen all batches.
 
-    Maxima are exact. Linears share a group when they read the same tensors in every process.
+    Minima and maxima are exact. Linears share a group when they read the same tensors in every process.
     """
     merged = {}
     for name in dict.fromkeys(name for statistics in per_process for name in statistics):
         parts = [statistics.get(name) for statistics in per_process]
         seen = [part for part in parts if part is not None]
         merged[name] = LinearStatistics(
-            absmax=torch.stack([part.absmax for part in seen]).amax(0),
+            minimum=torch.stack([part.minimum for part in seen]).amin(0),
+            maximum=torch.stack([part.maximum for part in seen]).amax(0),
             ndim=seen[0].ndim,
             sample=RowSample.merge([part.sample for part in seen]),
             inputs=hash(tuple(part and part.inputs for part in parts)),

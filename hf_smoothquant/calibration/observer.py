@@ -59,14 +59,16 @@ class LinearStatistics:
     """Running statistics of one Linear's input: O(features) memory, whatever the amount of data.
 
     Attributes:
-        absmax (`torch.Tensor`): `[K]`, float32; largest magnitude of each channel over all real tokens.
+        minimum, maximum (`torch.Tensor`): `[K]`, float32; smallest and largest value of each channel over all real
+            tokens.
         ndim (`int`): number of dimensions of the input.
         inputs (`int`): running hash of the identities of the inputs; equal for Linears that always read the same
             tensors.
         sample (`RowSample`): rows of the inputs that this Linear was the first to read; of one input at least.
     """
 
-    absmax: torch.Tensor
+    minimum: torch.Tensor
+    maximum: torch.Tensor
     ndim: int
     sample: RowSample
     inputs: int = 0
@@ -78,15 +80,21 @@ class Group:
 
     Attributes:
         names (`list[str]`): full names of the Linears.
-        absmax (`torch.Tensor`): `[K]`, float32; largest magnitude of each channel of their input.
+        minimum, maximum (`torch.Tensor`): `[K]`, float32; smallest and largest value of each channel of their input.
         ndim (`int`): number of dimensions of that input.
         rows (`torch.Tensor`): `[R, K]`; a uniform sample of that input, padding excluded; up to 128 rows.
     """
 
     names: list[str]
-    absmax: torch.Tensor
+    minimum: torch.Tensor
+    maximum: torch.Tensor
     ndim: int
     rows: torch.Tensor
+
+    @property
+    def absmax(self) -> torch.Tensor:
+        """`[K]`, float32; largest magnitude of each channel."""
+        return torch.maximum(self.maximum, -self.minimum)
 
 
 class Observer:
@@ -122,25 +130,26 @@ class Observer:
         Raises:
             `ValueError`: `x` has a NaN or an infinity in a real position.
         """
-        identity, version, absmax = self._seen.get(x, (0, None, None))
+        identity, version, extrema = self._seen.get(x, (0, None, None))
         rows = None
         if version != x._version:
             self._num_seen += 1
             rows = self._real_rows(x)
-            identity, absmax = self._num_seen, torch.maximum(rows.amax(0), -rows.amin(0)).float() if len(rows) else None
-            self._seen[x] = (identity, x._version, absmax)
-            if absmax is not None and not torch.isfinite(absmax).all():
+            identity, extrema = self._num_seen, (rows.amin(0).float(), rows.amax(0).float()) if len(rows) else None
+            self._seen[x] = (identity, x._version, extrema)
+            if extrema is not None and not all(torch.isfinite(values).all() for values in extrema):
                 raise ValueError(
                     f"Calibration stopped: the input of {name!r} has NaN or infinite values. Check the calibration "
                     "data, and whether the float model overflows in its dtype (try dtype=torch.float32). "
                     "Nothing was quantized."
                 )
-        if absmax is None:
+        if extrema is None:
             return
         known = self.statistics.get(name)
         if known is None:
-            known = self.statistics[name] = LinearStatistics(absmax, x.ndim, RowSample(self._seed))
-        known.absmax = torch.maximum(known.absmax, absmax)
+            known = self.statistics[name] = LinearStatistics(*extrema, x.ndim, RowSample(self._seed))
+        known.minimum = torch.minimum(known.minimum, extrema[0])
+        known.maximum = torch.maximum(known.maximum, extrema[1])
         known.inputs = hash((known.inputs, identity))
         if rows is None and not len(known.sample.rows):
             rows = self._real_rows(x)  # not its first reader, but this Linear may never be the first of any tensor
@@ -176,10 +185,11 @@ class Observer:
 
     def _group(self, names: list[str]) -> Group:
         statistics = [self.statistics[name] for name in names]
-        absmax = torch.stack([one.absmax for one in statistics]).amax(0)
+        minimum = torch.stack([one.minimum for one in statistics]).amin(0)
+        maximum = torch.stack([one.maximum for one in statistics]).amax(0)
         # The first reader of a tensor samples it: one Linear for the whole group, unless only their weight is shared.
         rows = max((one.sample.rows for one in statistics), key=len)
-        return Group(names, absmax, statistics[0].ndim, rows)
+        return Group(names, minimum, maximum, statistics[0].ndim, rows)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""The arithmetic of SmoothQuant: smoothing factors and the activation scale that follows from them."""
+"""The arithmetic of SmoothQuant: smoothing factors and the activation scales that follow from them."""
 
 import torch
 
 MIN_FACTOR, MAX_FACTOR = 1e-4, 1e4
-INT8_MAX = 127
+INT8_MIN, INT8_MAX = -128, 127
 
 
 def smoothing_factors(x_absmax: torch.Tensor, w_absmax: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -27,6 +27,29 @@ def smoothing_factors(x_absmax: torch.Tensor, w_absmax: torch.Tensor, alpha: flo
     factors = x_absmax.pow(alpha) / w_absmax.pow(1 - alpha)
     alive = (x_absmax > 0) & (w_absmax > 0)
     return torch.where(alive, factors.clamp(MIN_FACTOR, MAX_FACTOR), torch.ones_like(factors))
+
+
+def activation_range(
+    minimum: torch.Tensor, maximum: torch.Tensor, factors: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The static asymmetric scale and zero point of the smoothed input: its range, zero in it, over all of int8.
+
+    `scale = (hi - lo) / 255` and `zero_point = round(-128 - lo / scale)`, with `lo = min(0, min_j(min X_j / s_j))` and
+    `hi = max(0, max_j(max X_j / s_j))`. Zero stays exact. One-sided inputs (after GELU or ReLU) gain up to one bit over
+    the symmetric scale.
+
+    Args:
+        minimum, maximum (`torch.Tensor`): `[K]`, float; smallest and largest value of each input channel.
+        factors (`torch.Tensor`): `[K]`, float32; the result of `smoothing_factors`.
+
+    Returns:
+        Two scalars: the scale, float32, positive; and the zero point, int8.
+    """
+    low = (minimum.float() / factors).amin().clamp(max=0)
+    high = (maximum.float() / factors).amax().clamp(min=0)
+    scale = ((high - low) / (INT8_MAX - INT8_MIN)).clamp(min=torch.finfo(torch.float32).eps)
+    zero_point = (INT8_MIN - low / scale).round().clamp(INT8_MIN, INT8_MAX)
+    return scale, zero_point.to(torch.int8)
 
 
 def activation_scale(x_absmax: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:

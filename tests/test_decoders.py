@@ -17,6 +17,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+import hf_smoothquant
+
 ATTENTION = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj"
 MLP = "mlp.gate_proj mlp.up_proj mlp.down_proj"
 LLAMA_FOLDED = {
@@ -129,3 +131,27 @@ def test_generate(name, tmp_path):
     tokens = check_generation(model)
     check_generation(model, cache_implementation="static", disable_compile=True)
     assert torch.equal(check_generation(architecture.model_class.from_pretrained(tmp_path / "int8")), tokens)
+
+
+def test_compile(tmp_path):
+    check_compiled(DECODERS["Qwen3"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["static", "dynamic"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_compile_all(name, activation, tmp_path):
+    check_compiled(DECODERS[name], tmp_path, activation=activation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DECODERS)
+def test_generate_compiled(name, tmp_path):
+    """One graph for the prompt and one for all later tokens: the static cache has the same shape at every step."""
+    architecture = DECODERS[name]
+    architecture.build().save_pretrained(tmp_path)
+    compiled = hf_smoothquant.compile(architecture.quantize(tmp_path))
+    check_generation(compiled, cache_implementation="static")
+    fused = compiled.fusion_coverage.fused
+    check_generation(compiled, cache_implementation="static")
+    assert compiled.fusion_coverage.fused == fused and not compiled.fusion_coverage.unfused

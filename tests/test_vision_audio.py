@@ -97,7 +97,7 @@ def test_quantize_and_reload(name, tmp_path):
 
 
 def test_compile(tmp_path):
-    check_compiled(VISION_AUDIO["CLIP"], tmp_path)
+    check_compiled(VISION_AUDIO["ViT"], tmp_path)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from architectures import IDS, OUTPUT, TEXT, TIED, Architecture, check_quantized, names
+from architectures import IDS, OUTPUT, TEXT, TIED, Architecture, check_compiled, check_quantized, names
 from conftest import sqnr_db
 from transformers import (
     GPT2Config,

@@ -15,6 +15,7 @@ from transformers.core_model_loading import ConversionOps, revert_weight_convers
 from hf_smoothquant.conv1d import to_linear
 from hf_smoothquant.int8 import activation_kwargs, int8_tensor
 from hf_smoothquant.linear import Int8Linear
+from hf_smoothquant.tensor import as_torchao
 
 PREFIX = "_weight_"
 PARTS = ("qdata", "scale", "act_pre_scale", "act_quant_scale", "act_quant_zero_point")
@@ -31,7 +32,7 @@ def flatten(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, 
     """
     unstored = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or [])}
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in unstored}
-    tensors, metadata = flatten_tensor_state_dict(state)
+    tensors, metadata = flatten_tensor_state_dict({name: as_torchao(tensor) for name, tensor in state.items()})
     original = revert_weight_conversion(model, {name: tensor.to("meta") for name, tensor in tensors.items()})
     lists = {key: json.dumps(sorted(names)) for key, names in zip(LISTS, (original, tensors), strict=True)}
     checksums = {

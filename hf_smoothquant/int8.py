@@ -7,6 +7,7 @@ from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
 
 from hf_smoothquant.config import SmoothQuantConfig
 from hf_smoothquant.smoothing.factors import INT8_MAX
+from hf_smoothquant.tensor import SmoothQuantTensor
 
 STATIC = QuantizeTensorToInt8Kwargs(PerTensor(), MappingType.SYMMETRIC)
 DYNAMIC = QuantizeTensorToInt8Kwargs(PerRow(), MappingType.SYMMETRIC)
@@ -36,7 +37,7 @@ def int8_tensor(
     act_quant_zero_point: torch.Tensor | None = None,
 ) -> Int8Tensor:
     """Joins the parts of an int8 weight, `[N, K]`, with a scale per row, `[N, 1]`."""
-    return Int8Tensor(
+    return SmoothQuantTensor(
         qdata,
         scale,
         [1, qdata.shape[1]],
@@ -110,7 +111,4 @@ def quantize_weight(
 
 def dequantize_weight(weight: Int8Tensor) -> torch.Tensor:
     """The float weight that `weight` stands for, smoothing undone: `[N, K]`, of the weight's outer dtype."""
-    floats = weight.dequantize(torch.float32)
-    if weight.act_pre_scale is not None:
-        floats = floats * weight.act_pre_scale
-    return floats.to(weight.dtype)
+    return weight.dequantize()

@@ -1,4 +1,4 @@
-"""`Int8Linear`: an `nn.Linear` whose weight is a torchao `Int8Tensor`, right for every input that a Linear takes."""
+"""`Int8Linear`: an `nn.Linear` whose weight is an int8 tensor, right for every input that a Linear takes."""
 
 from collections.abc import Callable
 
@@ -8,28 +8,21 @@ from torchao.kernel import int_scaled_matmul
 from torchao.quantization import Int8Tensor, MappingType
 
 from hf_smoothquant import cpu
+from hf_smoothquant.tensor import SmoothQuantTensor
 
 torch.compiler.allow_in_graph(int_scaled_matmul)  # Dynamo can't read its look-ups of the CPU; what is behind it can
+# torchao 0.18 has no public name for it, and Dynamo can't follow Int8Tensor.__torch_function__ called as such.
+TORCHAO_LINEAR = Int8Tensor._TORCH_FN_TABLE[Int8Tensor][nn.functional.linear]
 
 
 class Int8Linear(nn.Linear):
-    """`Y = X W^T + b` with int8 `W` (`Int8Tensor`, `[N, K]`) and `X` quantized on the way in.
-
-    The arithmetic is torchao's. This class adds what that leaves to its callers (torchao 0.18): inputs with another
-    number of dimensions than the calibrated one, inputs of zero tokens, and float16, whose range the unscaled products
-    overflow (they reach `127 * 127 * K * x_scale`); those are computed in float32.
-    """
+    """`Y = X W^T + b` with int8 `W` (`SmoothQuantTensor`, `[N, K]`), `X` quantized on the way in (`int8_linear`)."""
 
     @classmethod
     def adopt(cls, linear: nn.Linear) -> "Int8Linear":
         """Turns `linear` into an `Int8Linear` in place: same object, so its other owners and hooks stay valid."""
         linear.__class__ = cls
         return linear
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not isinstance(self.weight, Int8Tensor):
-            return super().forward(input)
-        return int8_linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         weight = self.weight
@@ -40,10 +33,18 @@ class Int8Linear(nn.Linear):
         return f"{super().extra_repr()}, activation={activation}, smoothed={weight.act_pre_scale is not None}"
 
 
-def int8_linear(input: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The output `[..., N]` of an int8 weight `[N, K]` for `input`, `[..., K]`, of whatever shape and dtype."""
+def int8_linear(input: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The output `[..., N]` of an int8 weight `[N, K]` for `input`, `[..., K]`, of whatever shape and dtype.
+
+    `torch.nn.functional.linear` of a `SmoothQuantTensor` is this. The arithmetic is torchao's (0.18). What is added is
+    what that leaves to its callers: inputs with another number of dimensions than the calibrated one, inputs of zero
+    tokens, and float16, whose range the unscaled products overflow (they reach `127 * 127 * K * x_scale`); those are
+    computed in float32.
+    """
     if input.numel() == 0:
         return input.new_empty(*input.shape[:-1], len(weight))
+    if torch.is_grad_enabled() and input.requires_grad:
+        return ForwardOnly.apply(input, weight, bias)
     x = as_calibrated(input, weight)
     product = _product(weight)
     if x.dtype == torch.float16:
@@ -53,14 +54,39 @@ def int8_linear(input: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | No
     return output if x is input else output.reshape(*input.shape[:-1], len(weight))
 
 
+class ForwardOnly(torch.autograd.Function):
+    """An int8 product in a graph: it can be computed with gradients on, and has none."""
+
+    @staticmethod
+    def forward(ctx, input: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return int8_linear(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError(
+            "Int8 weights can't be trained, and no gradient passes through them. Train the float model (or "
+            "model.dequantize()) and quantize it then; adapters trained on it can be loaded onto the int8 model."
+        )
+
+
+@SmoothQuantTensor.implements_torch_function(nn.functional.linear)
+def _(func, types, args, kwargs):
+    return int8_linear(*args, **kwargs)
+
+
 def _product(weight: Int8Tensor) -> Callable:
     """What multiplies with `weight` on this CPU."""
     if weight.act_quant_kwargs is None:
-        return nn.functional.linear
+        return torchao_product
     if cpu.SATURATES:
         return float_product
     is_symmetric = weight.act_quant_kwargs.mapping_type == MappingType.SYMMETRIC
-    return nn.functional.linear if is_symmetric else asymmetric_product
+    return torchao_product if is_symmetric else asymmetric_product
+
+
+def torchao_product(x: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """torchao's own product, of a `SmoothQuantTensor`, too."""
+    return TORCHAO_LINEAR(nn.functional.linear, (Int8Tensor,), (x, weight, bias), {})
 
 
 def asymmetric_product(x: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None) -> torch.Tensor:

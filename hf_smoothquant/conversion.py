@@ -15,6 +15,7 @@ from hf_smoothquant.calibration.data import calibration_data
 from hf_smoothquant.calibration.holdout import HoldOut
 from hf_smoothquant.calibration.observer import Group
 from hf_smoothquant.calibration.runner import calibrate
+from hf_smoothquant.calibration.weight_use import find_weight_use
 from hf_smoothquant.config import SmoothQuantConfig
 from hf_smoothquant.conv1d import conv1d_as_linear, to_conv1d
 from hf_smoothquant.int8 import dequantize_weight, quantize_weight
@@ -85,16 +86,27 @@ def _calibrate_and_convert(
     data = calibration_data(config, model)
     hold_out = HoldOut() if config.fallback else None
     observer = calibrate(model, selection.convert, data, hold_out)
-    unreached = observer.unreached()
-    if len(unreached) == len(selection.convert):
+    use = find_weight_use(model, selection.convert, observer.first_batch)
+    for name in use.read:
+        observer.statistics.pop(name, None)
+    unreached = [name for name in observer.unreached() if name not in use.read]
+    if not observer.statistics and not use.read:
         raise ValueError(
             f"Calibration reached no Linear of {type(model).__name__}: the batches hold nothing but padding, or the "
             "model doesn't call these modules. Nothing was quantized; check SmoothQuantConfig(dataset=...)."
         )
     if unreached:
         logger.warning(f"Left in float, since calibration never reached them: {', '.join(unreached)}.")
+    if use.read:
+        logger.warning(
+            f"Left in float, since other code than the Linear itself uses the weight: {', '.join(use.read)}."
+        )
     _warn_of_useless_patterns(config.alpha, selection.convert)
-    report = QuantizationReport(kept=selection.kept | dict.fromkeys(unreached, "never reached in calibration"))
+    kept = selection.kept | dict.fromkeys(unreached, "never reached in calibration")
+    kept |= dict.fromkeys(use.read, "weight used by other code") | dict.fromkeys(
+        use.products, "weights not in a Linear"
+    )
+    report = QuantizationReport(kept=kept)
     groups = [
         _plan_group(group, selection.convert, config) for group in progress(observer.groups(), "Smoothing", "group")
     ]

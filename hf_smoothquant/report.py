@@ -75,7 +75,8 @@ class QuantizationReport:
 
     Attributes:
         groups (`list[GroupReport]`): in the order of the forward pass.
-        kept (`dict[str, str]`): full name of each Linear in float: why.
+        kept (`dict[str, str]`): full name of each Linear in float, and of other modules that multiply by weights
+            (stacked experts, `nn.MultiheadAttention`): why.
         output_sqnr_db (`float` or `None`): signal-to-noise ratio of the outputs of the quantized model on calibration
             samples that were held out; `None` without a `fallback` budget.
     """

@@ -19,6 +19,7 @@ TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 130, "initializer_r
 IDS = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
 TIED = "weight tied to another module"
 OUTPUT = "output embedding"
+OWN = "weights not in a Linear"
 FP32 = "kept in float32 by the model"
 FEW = "fewer than 32 features"
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from architectures import IDS, OUTPUT, TEXT, TIED, Architecture, check_compiled, check_quantized, names
+from architectures import IDS, OUTPUT, OWN, TEXT, TIED, Architecture, check_compiled, check_quantized, names
 from conftest import sqnr_db
 from transformers import (
     GPT2Config,
@@ -83,7 +83,11 @@ DECODERS = {
         MixtralConfig(**TEXT, **IDS, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2),
         quantized=names("model.layers.*", ATTENTION),
         folded={"model.layers.*.self_attn.q_proj": "model.layers.*.input_layernorm"},
-        kept={"lm_head": OUTPUT},
+        kept={
+            "lm_head": OUTPUT,
+            "model.layers.*.mlp.gate": OWN,  # the router
+            "model.layers.*.mlp.experts": OWN,  # stacked to one tensor of three dimensions
+        },
         min_sqnr_db=(18, 18),
     ),
 }

@@ -21,7 +21,7 @@ dist.init_process_group("gloo")
 ids = [torch.arange(5, 25).reshape(2, 10) + n for n in range(5)]
 if bad == "bad":
     ids[1] = torch.full((1, 4), 10**6)  # falls to process 1
-config = hf_smoothquant.SmoothQuantConfig(dataset=ids)
+config = hf_smoothquant.SmoothQuantConfig(dataset=ids[:1] if bad == "few" else ids)
 try:
     model = AutoModelForQuestionAnswering.from_pretrained(folder, quantization_config=config, dtype=torch.float32)
     torch.save((model.state_dict(), model.config.quantization_config.to_dict()), f"{out}/{dist.get_rank()}.pt")
@@ -58,6 +58,18 @@ def test_two_processes_equal_one(tiny_bert, tmp_path):
     again = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "model")
     with torch.no_grad():
         assert torch.equal(again(IDS).start_logits, alone(IDS).start_logits)
+
+
+@pytest.mark.slow
+def test_fewer_batches_than_processes(tiny_bert, tmp_path):
+    assert launch(tmp_path, tiny_bert, "few") == ""
+    states = [torch.load(tmp_path / f"{rank}.pt", weights_only=False)[0] for rank in (0, 1)]
+    for name, tensor in states[0].items():
+        other = states[1][name]
+        if isinstance(tensor, Int8Tensor):
+            assert torch.equal(tensor.qdata, other.qdata) and torch.equal(tensor.scale, other.scale)
+        else:
+            assert torch.equal(tensor, other)
 
 
 def test_a_failure_ends_all_processes(tiny_bert, tmp_path):

@@ -21,13 +21,16 @@ def share_statistics(observer: Observer, failure: Exception | None) -> None:
         wait for ever.
     """
     gathered: list = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (None if failure is None else str(failure), observer.statistics))
+    message = None if failure is None else str(failure)
+    dist.all_gather_object(gathered, (message, observer.statistics, observer.first_batch))
     if failure is not None:
         raise failure
-    for rank, (message, _) in enumerate(gathered):
+    for rank, (message, *_) in enumerate(gathered):
         if message is not None:
             raise ValueError(f"Calibration failed in process {rank}: {message}")
-    observer.statistics = merge_statistics([statistics for _, statistics in gathered])
+    observer.statistics = merge_statistics([statistics for _, statistics, _ in gathered])
+    # All try folds on the same batch; a process has none of its own where there are fewer batches than processes.
+    observer.first_batch = next((batch for *_, batch in gathered if batch), {})
 
 
 def merge_statistics(per_process: list[dict[str, LinearStatistics]]) -> dict[str, LinearStatistics]:

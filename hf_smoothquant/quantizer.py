@@ -135,7 +135,11 @@ class SmoothQuantHfQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        return False
+        # Without these two, Trainer refuses the model for predict and evaluate, too. Its train() then ends at the first
+        # gradient that would pass through int8, with an error that says what to do (linear.ForwardOnly).
+        return True
+
+    is_qat_trainable = is_trainable
 
     @property
     def is_compileable(self) -> bool:

@@ -188,4 +188,21 @@ def _pin_memory(func, types, args, kwargs):
     return args[0]._apply_fn_to_data(lambda part: part.pin_memory())
 
 
+@SmoothQuantTensor.implements_torch_function(torch.Tensor.share_memory_)
+def _share_memory_(func, types, args, kwargs):
+    """For processes that work on one copy of a model: torch would look for the wrapper's own storage, and crash."""
+    for part in _parts(args[0]):
+        part.share_memory_()
+    return args[0]
+
+
+@SmoothQuantTensor.implements_torch_function(torch.Tensor.is_shared)
+def _is_shared(func, types, args, kwargs):
+    return all(part.is_shared() for part in _parts(args[0]))
+
+
+def _parts(tensor: SmoothQuantTensor) -> list[torch.Tensor]:
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+
+
 torch.serialization.add_safe_globals([SmoothQuantTensor])

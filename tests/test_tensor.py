@@ -202,3 +202,13 @@ def test_no_gradients(weight):
     assert torch.equal(y, linear(x.detach(), weight))
     with pytest.raises(RuntimeError, match="can't be trained"):
         y.sum().backward()
+
+
+def test_shared_memory(weight):
+    module = nn.Linear(K, N)
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    assert not module.weight.is_shared()
+    module.share_memory()
+    assert module.weight.is_shared() and module.weight.qdata.is_shared() and module.weight.scale.is_shared()
+    x = torch.randn(3, K)
+    assert torch.equal(module(x), linear(x, weight, module.bias))

@@ -1,19 +1,25 @@
 """SmoothQuant INT8 for Hugging Face models: importing this package registers it with transformers."""
 
+import importlib
+
 from hf_smoothquant.config import SmoothQuantConfig
 from hf_smoothquant.quantizer import register
 from hf_smoothquant.report import quantization_report
 
 __version__ = "0.1.0"
-__all__ = ["SmoothQuantConfig", "compile", "quantization_report"]
+__all__ = ["SmoothQuantConfig", "compile", "export", "load", "quantization_report"]
+
+# Inductor takes seconds to import, and only these need it.
+LAZY = {
+    "compile": "hf_smoothquant.inductor.compile",
+    "export": "hf_smoothquant.aot.export",
+    "load": "hf_smoothquant.aot.package",
+}
 
 register()
 
 
 def __getattr__(name: str):
-    # Inductor takes seconds to import, and only `compile` needs it.
-    if name == "compile":
-        from hf_smoothquant.inductor.compile import compile
-
-        return compile
+    if name in LAZY:
+        return getattr(importlib.import_module(LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,15 +18,14 @@ from hf_smoothquant.aot.machine import Machine
 from hf_smoothquant.aot.manifest import MANIFEST, PACKAGE, Manifest
 from hf_smoothquant.aot.package import load
 from hf_smoothquant.aot.ranges import size_ranges
-from hf_smoothquant.aot.signature import BATCH, Signature
+from hf_smoothquant.aot.signature import Signature
+from hf_smoothquant.aot.verification import eager_references
 from hf_smoothquant.inductor.coverage import FusionCoverage
 from hf_smoothquant.inductor.preparation import prepare
-from hf_smoothquant.smoothing.outputs import output_tensors
 from hf_smoothquant.staging import staged
 
 logger = logging.get_logger(__name__)
 
-EQUAL_DB = 200.0
 MIN_SQNR_DB = 20.0  # below it the package differs from the eager model by more than roundings
 
 
@@ -81,7 +80,7 @@ def export(
     model._compiled_call_impl = None
     coverage = FusionCoverage()
     with staged(folder, MANIFEST) as staging, torch.no_grad():
-        references = _references(model, examples, signature, autocast)
+        references = eager_references(model, examples, signature, autocast)
         program = _trace(model, examples, signature, autocast)
         # A function, since Inductor copies its options; before the post-grad passes the kernels have their own names.
         options["post_grad_custom_pre_pass"] = lambda graph: coverage.inspect(graph)
@@ -90,7 +89,7 @@ def export(
         del program
         model.config.save_pretrained(staging)
         _save_processor(model, tokenizer, staging)
-        output = references[0][2]
+        output = references[0].outputs[0]
         manifest = Manifest(
             model_class=_full_name(type(model)),
             output_class=_full_name(type(output)),
@@ -104,36 +103,12 @@ def export(
         )
         manifest.save(staging)
         package = load(staging)
-        for sizes, inputs, reference in references:
-            manifest.sqnr_db[sizes] = _sqnr_db(reference, package(**inputs))
+        for reference in references:
+            manifest.sqnr_db[reference.sizes] = reference.sqnr_db(package)
         manifest.save(staging)
     if min(manifest.sqnr_db.values()) < MIN_SQNR_DB:
         logger.warning(f"The package's outputs differ from the eager model's: SQNR in dB {manifest.sqnr_db}.")
     return manifest
-
-
-def _references(
-    model: nn.Module, examples: Mapping[str, torch.Tensor], signature: Signature, autocast: torch.dtype | None
-) -> list[tuple[str, dict[str, torch.Tensor], Any]]:
-    """The eager model's outputs on the example and, with the smallest batch, at both ends of the other ranges.
-
-    Raises:
-        `ValueError`: the model can't take such sizes.
-    """
-    smallest = {axis: low for axis, (low, _) in signature.ranges.items()}
-    largest = {axis: high for axis, (low, high) in signature.ranges.items() if axis != BATCH}
-    references = {}
-    for sizes in (signature.sizes_of(examples), smallest, smallest | largest):
-        inputs = signature.resized(examples, sizes)
-        name = ", ".join(f"{axis} {size}" for axis, size in sizes.items()) or "fixed sizes"
-        try:
-            with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                references[name] = (name, inputs, model(**inputs))
-        except (RuntimeError, IndexError, ValueError) as error:
-            raise ValueError(
-                f"The model itself fails on inputs of {name}: {error}. Give dynamic={{...}} with ranges it can take."
-            ) from error
-    return list(references.values())
 
 
 def _trace(
@@ -171,18 +146,6 @@ def _save_processor(model: nn.Module, tokenizer: Any, folder: Path) -> None:
             logger.warning(f"The package has no tokenizer: none in {model.name_or_path!r} ({type(error).__name__}).")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-
-def _sqnr_db(reference: Any, output: Any) -> float:
-    """The smallest SQNR of the floating-point outputs; 200 if they are equal, -200 if one is not finite."""
-    ratios = [EQUAL_DB]
-    for expected, value in zip(output_tensors(reference), output_tensors(output), strict=True):
-        if not expected.is_floating_point() or not expected.numel():
-            continue
-        signal, noise = expected.double().square().sum(), (expected.double() - value.double()).square().sum()
-        decibels = 10 * torch.log10(signal / noise).nan_to_num(EQUAL_DB if noise == 0 else -EQUAL_DB)
-        ratios.append(decibels.clamp(-EQUAL_DB, EQUAL_DB).item())
-    return round(min(ratios), 1)
 
 
 def _full_name(cls: type) -> str:

@@ -110,14 +110,17 @@ class Signature:
             if other != size:
                 raise ValueError(f"{spec.name} has a {expected} of {size}, and {owner} one of {other}.")
 
-    def resized(self, examples: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-        """`examples` repeated or cut to `sizes` of the dimensions that vary; others keep theirs."""
+    def resized(
+        self, examples: Mapping[str, torch.Tensor], sizes: Mapping[str, int], start: int = 0
+    ) -> dict[str, torch.Tensor]:
+        """`examples` repeated or cut to `sizes` of the dimensions that vary, from `start` on; others keep theirs."""
         result = {}
         for spec in self.inputs:
             tensor = examples[spec.name]
             for dim, axis in enumerate(spec.shape):
                 if axis in sizes:
-                    tensor = tensor.index_select(dim, torch.arange(sizes[axis]) % tensor.shape[dim])
+                    indices = torch.arange(start, start + sizes[axis]) % tensor.shape[dim]
+                    tensor = tensor.index_select(dim, indices)
             result[spec.name] = tensor
         return result
 

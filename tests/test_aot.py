@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ RANGES = {"batch": (1, 8), "length": (1, 128)}
 def inputs_of(batch, length):
     ids = torch.randint(5, 64, (batch, length))
     mask = torch.ones_like(ids)
-    mask[0, (length + 1) // 2 :] = 0
+    mask[:1, (length + 1) // 2 :] = 0
     return {"input_ids": ids, "attention_mask": mask}
 
 
@@ -81,16 +82,15 @@ def test_a_fresh_process_compiles_nothing(folder, package, tmp_path):
     inputs = inputs_of(2, 9)
     torch.save((inputs, logits(package(**inputs))), tmp_path / "expected.pt")
     code = """
-import subprocess, sys, torch
-def compiles(*args, **kwargs):
-    raise AssertionError(f"a process was started: {args}")
-subprocess.Popen.__init__ = compiles
-import hf_smoothquant
+import sys, torch, hf_smoothquant
+def no_compiler(event, arguments):
+    assert event != "subprocess.Popen", arguments
+sys.addaudithook(no_compiler)
 inputs, expected = torch.load(sys.argv[2])
 package = hf_smoothquant.load(sys.argv[1])
 output = package(**inputs)
 assert torch.equal(torch.stack([output.start_logits, output.end_logits]), expected)
-assert "torch._dynamo.convert_frame" not in sys.modules or not torch._dynamo.utils.counters["stats"]
+assert not torch._dynamo.utils.counters["stats"]
 print(package.config.model_type)
 """
     command = [sys.executable, "-c", code, folder, tmp_path / "expected.pt"]
@@ -169,7 +169,7 @@ def test_packages_that_do_not_fit_are_refused(folder, tmp_path, change, error, m
 
 def test_int8_kernels_are_refused_where_they_saturate():
     here = Machine.here()
-    with pytest.raises(RuntimeError, match="would saturate here.*ONEDNN_MAX_CPU_ISA"):
+    with pytest.raises(RuntimeError, match=r"would saturate here.*ONEDNN_MAX_CPU_ISA"):
         replace(here, int8_kernels=True).check_runs_on(replace(here, int8_kernels=False))
     replace(here, int8_kernels=False).check_runs_on(replace(here, int8_kernels=True))
     replace(here, capabilities=()).check_runs_on(here)
@@ -196,7 +196,7 @@ def test_a_failed_export_keeps_the_old_package(folder, model, monkeypatch):
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
 
     def fails(program, package_path):
-        open(package_path, "wb").write(b"half")
+        Path(package_path).write_bytes(b"half")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)

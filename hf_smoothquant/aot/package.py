@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export.pt2_archive._package import AOTICompiledModel
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import ModelOutput, logging
 
@@ -30,13 +31,11 @@ class ExportedModel:
     """
 
     def __init__(self, folder: Path, manifest: Manifest):
-        from torch._inductor import aoti_load_package
-
         self.folder = folder
         self.manifest = manifest
         # The class of the outputs registers itself with torch when its module is imported, and is found by name.
         importlib.import_module(manifest.output_class.rpartition(".")[0])
-        self._run = aoti_load_package(str(folder / PACKAGE))
+        self._run = _load_code(folder / PACKAGE)
 
     def __call__(self, **inputs: torch.Tensor) -> ModelOutput | tuple[Any, ...]:
         """The outputs for `inputs`.
@@ -58,6 +57,17 @@ class ExportedModel:
         inputs = ", ".join(f"{spec.name}: {spec.dtype}{list(spec.shape)}" for spec in signature.inputs)
         ranges = ", ".join(f"{axis} {low} to {high}" for axis, (low, high) in signature.ranges.items())
         return f"ExportedModel({self.manifest.model_class.rpartition('.')[2]}({inputs}); {ranges or 'fixed sizes'})"
+
+
+def _load_code(file: Path) -> AOTICompiledModel:
+    """What `torch._inductor.aoti_load_package` does (torch 2.13), without a C++ compiler.
+
+    That compares the CPU with the package's and asks a compiler what the CPU can do: where packages run there may be
+    none. `Machine` has compared them already.
+    """
+    name, single_threaded, runners, device = "model", False, 1, -1
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(file), name, single_threaded, runners, device)
+    return AOTICompiledModel(loader)
 
 
 def load(path: str | os.PathLike) -> ExportedModel:

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TEXTS, sqnr_db
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+from conftest import SMALL, TEXTS, sqnr_db
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 import hf_smoothquant
 from hf_smoothquant import SmoothQuantConfig, cpu
 from hf_smoothquant.aot.machine import Machine
 from hf_smoothquant.aot.manifest import MANIFEST, PACKAGE, Manifest
+from hf_smoothquant.conversion import quantize_model
 from hf_smoothquant.linear import Int8Linear
 
 FUSED = 0 if cpu.SATURATES else 12
@@ -227,6 +228,24 @@ def test_default_ranges(model):
     assert size_ranges(model, {"pixel_values": torch.ones(2, 3, 8, 8)}, True) == {"batch": (1, 128)}
     assert size_ranges(model, inputs_of(2, 4), False) == {}
     assert size_ranges(model, inputs_of(2, 4), {"batch": (2, 2), "length": (1, 9)}) == {"length": (1, 9)}
+
+
+def test_a_decoder_whose_factors_are_folded(tmp_path):
+    """Query, key and value then quantize alike, and a cache is no output of a package."""
+    config = LlamaConfig(
+        vocab_size=64, num_key_value_heads=2, initializer_range=0.2, **SMALL | {"num_hidden_layers": 1}
+    )
+    model = LlamaForCausalLM(config).eval()
+    inputs = inputs_of(2, 10)
+    quantize_model(model, SmoothQuantConfig(dataset=[inputs]))
+    assert model.model.layers[0].self_attn.q_proj.weight.act_pre_scale is None
+    manifest = hf_smoothquant.export(model, inputs, tmp_path, dynamic={"length": (1, 64)})
+    assert (manifest.fused, manifest.unfused) == (FUSED and 7, ())
+    package = hf_smoothquant.load(tmp_path)
+    output = package(**inputs)
+    assert list(output) == ["logits"] and package.config.use_cache and model.config.use_cache
+    with torch.no_grad():
+        assert sqnr_db(model(**inputs).logits, output.logits) > 60
 
 
 def test_dynamic_activations_autocast_and_fixed_sizes(tiny_bert, tmp_path):

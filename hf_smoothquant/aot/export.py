@@ -3,7 +3,8 @@
 import copy
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,13 @@ def export(
     model._compiled_call_impl = None
     coverage = FusionCoverage()
     with staged(folder, MANIFEST) as staging, torch.no_grad():
-        references = eager_references(model, examples, signature, autocast)
-        program = _trace(model, examples, signature, autocast)
+        with _no_cache(model):
+            references = eager_references(model, examples, signature, autocast)
+            program = _trace(model, examples, signature, autocast)
         # A function, since Inductor copies its options; before the post-grad passes the kernels have their own names.
         options["post_grad_custom_pre_pass"] = lambda graph: coverage.inspect(graph)
+        # Folding would make one quantization of the equal ones of query, key and value, which the patterns don't match.
+        options.setdefault("joint_graph_constant_folding", False)
         with inductor_config.patch(options):
             torch._inductor.aoti_compile_and_package(program, package_path=str(staging / PACKAGE))
         del program
@@ -109,6 +113,20 @@ def export(
     if min(manifest.sqnr_db.values()) < MIN_SQNR_DB:
         logger.warning(f"The package's outputs differ from the eager model's: SQNR in dB {manifest.sqnr_db}.")
     return manifest
+
+
+@contextmanager
+def _no_cache(model: nn.Module) -> Iterator[None]:
+    """Makes a decoder return no cache of keys and values, which no package can."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    caching = [config for config in configs.values() if getattr(config, "use_cache", False)]
+    try:
+        for config in caching:
+            config.use_cache = False
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
 
 
 def _trace(

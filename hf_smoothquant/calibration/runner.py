@@ -82,11 +82,13 @@ def _run(
 
 def _add_decoder_inputs(inputs: dict[str, torch.Tensor], model: PreTrainedModel) -> None:
     """Gives the decoder the text that the encoder reads; the start of a text where there is none (audio)."""
+    if "decoder_input_ids" in inputs:
+        return
     if "input_ids" in inputs:
-        inputs.setdefault("decoder_input_ids", inputs["input_ids"])
+        inputs["decoder_input_ids"] = inputs["input_ids"]
         if "attention_mask" in inputs:
             inputs.setdefault("decoder_attention_mask", inputs["attention_mask"])
-    elif "decoder_input_ids" not in inputs:
+    else:
         batch = len(next(iter(inputs.values())))
         start = model.config.decoder_start_token_id
         inputs["decoder_input_ids"] = torch.full((batch, 1), start, device=model.device)

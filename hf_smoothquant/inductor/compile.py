@@ -40,7 +40,9 @@ def compile(
     Args:
         model (`nn.Module`): a model with int8 Linears, in eval mode.
         dynamic (`bool`, *optional*): as `torch.compile` has it: `None` compiles for the shapes met, and for all shapes
-            once they vary; `True` for all shapes at once; `False` for each shape anew.
+            once they vary; `True` for all shapes at once; `False` for each shape anew. A size of 1 is always compiled
+            for itself. So requests of any length in batch 1 take at most 3 compilations with `None` and 2 with `True`,
+            batches and lengths of any size together at most 6 and 4 (as long as the inputs have the same names).
         autocast (`torch.dtype`, *optional*): `torch.bfloat16` runs the float operations between the Linears (attention
             first of all) in bfloat16: for models loaded in float32.
         options (`Mapping[str, Any]`, *optional*): further Inductor options, e.g. `{"max_autotune": True}`.

@@ -9,17 +9,29 @@ def _saturates() -> bool:
     Before VNNI (AVX2, early AVX512) the instruction adds pairs of u8 x s8 products in 16 bits, which 2 * 255 * 127
     overflows: sums are silently cut off. Tried out and not looked up, since `ONEDNN_MAX_CPU_ISA` decides, too.
     """
+    size = 64
+    exact = torch.full((size, size), 127.0 * 127 * size)
     try:
-        size = 64
-        largest = torch.full((size, size), 127, dtype=torch.int8)
-        packed = torch.ops.onednn.qlinear_prepack(largest, [size, size])
-        scales, zero_points = torch.ones(size), torch.zeros(size, dtype=torch.int32)
-        product = torch.ops.onednn.qlinear_pointwise(
-            largest, 1.0, 0, packed, scales, zero_points, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+        if not torch.equal(_largest_product(size, torch.int8), exact):
+            return True
+        # Where the CPU has VNNI, torchao shifts activations to u8, and that kernel may saturate where s8 doesn't:
+        # when oneDNN is held down to AVX512_CORE.
+        shifts = torch.cpu.get_capabilities().get("avx512_vnni", False)
+        return shifts and not torch.equal(_largest_product(size, torch.uint8), exact)
     except (AttributeError, RuntimeError, NotImplementedError):  # a build of torch without oneDNN
         return True
-    return not torch.equal(product, torch.full((size, size), 127.0 * 127 * size))
+
+
+def _largest_product(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """`[size, size]`: the product of activations and weights that all stand for 127."""
+    largest = torch.full((size, size), 127, dtype=torch.int8)
+    shift = 128 if dtype == torch.uint8 else 0
+    x = (largest.int() + shift).to(dtype)
+    packed = torch.ops.onednn.qlinear_prepack(largest, [size, size])
+    scales, zero_points = torch.ones(size), torch.zeros(size, dtype=torch.int32)
+    return torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, shift, packed, scales, zero_points, None, 1.0, 0, torch.float32, "none", [], ""
+    )
 
 
 # At import, since Dynamo would trace a function that it is asked of later. It takes about a millisecond.

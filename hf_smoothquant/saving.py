@@ -3,17 +3,13 @@
 import inspect
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from torch import nn
 from transformers.utils import CONFIG_NAME
 
 from hf_smoothquant.report import REPORT_NAME
-
-STAGING = ".saving-"
+from hf_smoothquant.staging import staged
 
 
 class SavePretrained:
@@ -44,38 +40,14 @@ class SavePretrained:
             return
         if asked.get("push_to_hub"):
             asked.setdefault("kwargs", {}).setdefault("repo_id", folder.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))
-        try:
+        # An adapter's files come without config.json, and belong to the model that is there. Otherwise no other weights
+        # stay: transformers would prefer an old model.safetensors to new shards.
+        variant = asked.get("variant")
+        dot = re.escape(f".{variant}") if variant else ""
+        weights = re.compile(rf"model{dot}(-\d{{5}}-of-\d{{5}})?\.safetensors|model\.safetensors\.index{dot}\.json")
+        with staged(folder, CONFIG_NAME, lambda file: bool(weights.fullmatch(file)) or file == REPORT_NAME) as staging:
             asked["save_directory"] = staging
             type(self.model).save_pretrained(*call.args, **call.kwargs)
             report = getattr(getattr(self.model, "hf_quantizer", None), "report", None)
             if report is not None:
                 report.save(staging)
-            names = sorted(os.listdir(staging), key=lambda name: name == CONFIG_NAME)
-            try:
-                _publish(staging, folder, names, asked.get("variant"))
-            except KeyboardInterrupt:
-                _publish(staging, folder, names, asked.get("variant"))  # a few renames: to finish them loses nothing
-                raise
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-
-
-def _publish(staging: Path, folder: Path, names: Iterable[str], variant: str | None) -> None:
-    """Moves `names`, config.json the last of them, from `staging` to `folder`, where no other weights stay.
-
-    transformers would prefer an old model.safetensors to new shards. It can be called again when it was interrupted.
-    """
-    if CONFIG_NAME in names:  # an adapter's files come without one, and belong to the model that is there
-        (folder / CONFIG_NAME).unlink(missing_ok=True)
-        dot = re.escape(f".{variant}") if variant else ""
-        weights = re.compile(rf"model{dot}(-\d{{5}}-of-\d{{5}})?\.safetensors|model\.safetensors\.index{dot}\.json")
-        for file in os.listdir(folder):
-            if file not in names and (weights.fullmatch(file) or file == REPORT_NAME):
-                (folder / file).unlink()
-    for name in names:
-        if (staging / name).exists():
-            if (folder / name).is_dir():
-                shutil.rmtree(folder / name)
-            os.replace(staging / name, folder / name)

@@ -221,7 +221,7 @@ def test_t5_with_gated_gelu(save_tiny, tmp_path, dtype, activation):
             block.layer[-1].DenseReluDense.wo.weight[:, 3] /= 3000
     folder = save_tiny(copy.deepcopy(floats))
     ids = torch.arange(5, 25).reshape(2, 10)
-    inputs = {"input_ids": ids, "decoder_input_ids": ids}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids[:, :6]}
     model = quantized(folder, T5ForConditionalGeneration, dtype, activation=activation, dataset=[inputs])
     assert sum(name.endswith((".wi_0", ".wi_1")) for name in int8_names(model)) == 8
     model.save_pretrained(tmp_path)

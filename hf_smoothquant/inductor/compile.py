@@ -8,22 +8,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch._inductor import config as inductor_config
-from torchao.quantization import Int8Tensor
-from transformers.utils import logging
 
-from hf_smoothquant import cpu
 from hf_smoothquant.inductor.coverage import FusionCoverage
-from hf_smoothquant.inductor.fusions import register_fusions
-from hf_smoothquant.versions import check_versions
-
-logger = logging.get_logger(__name__)
+from hf_smoothquant.inductor.preparation import prepare
 
 Model = TypeVar("Model", bound=nn.Module)
-
-NO_VNNI = (
-    "This CPU has no VNNI instructions, and oneDNN's int8 products saturate without them. The int8 numbers are "
-    "multiplied in float32 instead: the values are right, at the time and memory of a float model."
-)
 
 
 def compile(
@@ -51,7 +40,9 @@ def compile(
     Args:
         model (`nn.Module`): a model with int8 Linears, in eval mode.
         dynamic (`bool`, *optional*): as `torch.compile` has it: `None` compiles for the shapes met, and for all shapes
-            once they vary; `True` for all shapes at once; `False` for each shape anew.
+            once they vary; `True` for all shapes at once; `False` for each shape anew. A size of 1 is always compiled
+            for itself. So requests of any length in batch 1 take at most 3 compilations with `None` and 2 with `True`,
+            batches and lengths of any size together at most 6 and 4 (as long as the inputs have the same names).
         autocast (`torch.dtype`, *optional*): `torch.bfloat16` runs the float operations between the Linears (attention
             first of all) in bfloat16: for models loaded in float32.
         options (`Mapping[str, Any]`, *optional*): further Inductor options, e.g. `{"max_autotune": True}`.
@@ -65,29 +56,8 @@ def compile(
         `ImportError`: a library is outside the supported range.
         `RuntimeError`: in the first call, if a kernel that saturates on this CPU came into the graph all the same.
     """
-    check_versions()
-    if not any(isinstance(parameter, Int8Tensor) for parameter in model.parameters()):
-        raise ValueError(
-            f"{type(model).__name__} has no int8 Linear. Quantize it first: from_pretrained(..., quantization_config="
-            "SmoothQuantConfig()). For a float model use torch.compile."
-        )
-    if model.training:
-        raise ValueError("The compiled model is for inference: call model.eval() first.")
-    if autocast not in (None, torch.bfloat16, torch.float16):
-        raise ValueError(f"autocast must be None, torch.bfloat16 or torch.float16, got {autocast!r}.")
+    options = prepare(model, autocast, options)
     coverage = FusionCoverage()
-    options = {"freezing": True, **(options or {})}
-    try:
-        with inductor_config.patch(options):
-            pass
-    except (AttributeError, KeyError) as error:
-        raise ValueError(
-            f"Inductor doesn't have one of the options: {error}. See torch._inductor.list_options()."
-        ) from error
-    if cpu.SATURATES:
-        logger.warning_once(NO_VNNI)
-    else:
-        register_fusions()
     compiled = copy.copy(model)  # shares weights and submodules; nn.Module keeps its compiled form per object
     # Isolated: recompilations are counted per function, and all models share this one. Otherwise the ninth compilation
     # of a process would silently run eager.

@@ -248,6 +248,7 @@ def test_a_decoder_whose_factors_are_folded(tmp_path):
         assert sqnr_db(model(**inputs).logits, output.logits) > 60
 
 
+@pytest.mark.slow
 def test_dynamic_activations_autocast_and_fixed_sizes(tiny_bert, tmp_path):
     config = SmoothQuantConfig(dataset=TEXTS, activation="dynamic", min_features=1)
     model = AutoModelForQuestionAnswering.from_pretrained(tiny_bert, dtype=torch.float32, quantization_config=config)

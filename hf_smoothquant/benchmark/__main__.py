@@ -1,0 +1,3 @@
+from hf_smoothquant.benchmark.command import main
+
+main()

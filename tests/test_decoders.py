@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from architectures import IDS, OUTPUT, OWN, TEXT, TIED, Architecture, check_compiled, check_quantized, names
+from architectures import (
+    IDS,
+    OUTPUT,
+    OWN,
+    TEXT,
+    TIED,
+    Architecture,
+    check_compiled,
+    check_quantized,
+    compile_cases,
+    names,
+)
 from conftest import sqnr_db
 from transformers import (
     GPT2Config,
@@ -142,8 +153,7 @@ def test_compile(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", ["static", "dynamic"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(("name", "activation"), compile_cases(DECODERS))
 def test_compile_all(name, activation, tmp_path):
     check_compiled(DECODERS[name], tmp_path, activation=activation)
 

@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from architectures import FP32, IDS, TIED, Architecture, check_compiled, check_quantized, generator, names, text_batch
+from architectures import (
+    FP32,
+    IDS,
+    TIED,
+    Architecture,
+    check_compiled,
+    check_quantized,
+    compile_cases,
+    generator,
+    names,
+    text_batch,
+)
 from conftest import sqnr_db
 from transformers import (
     BartConfig,
@@ -133,7 +144,6 @@ def test_compile(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", ["static", "dynamic"])
-@pytest.mark.parametrize("name", ENCODER_DECODERS)
+@pytest.mark.parametrize(("name", "activation"), compile_cases(ENCODER_DECODERS))
 def test_compile_all(name, activation, tmp_path):
     check_compiled(ENCODER_DECODERS[name], tmp_path, activation=activation)

@@ -9,6 +9,7 @@ from architectures import (
     Architecture,
     check_compiled,
     check_quantized,
+    compile_cases,
     int8_linears,
     names,
     text_batch,
@@ -202,7 +203,6 @@ def test_compile_with_shared_layers(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", ["static", "dynamic"])
-@pytest.mark.parametrize("name", ENCODERS)
-def test_compile(name, activation, tmp_path):
+@pytest.mark.parametrize(("name", "activation"), compile_cases(ENCODERS))
+def test_compile_all(name, activation, tmp_path):
     check_compiled(ENCODERS[name], tmp_path, activation=activation)

@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from architectures import FEW, IDS, TEXT, Architecture, check_compiled, check_quantized, generator, names, text_batch
+from architectures import (
+    FEW,
+    IDS,
+    TEXT,
+    Architecture,
+    check_compiled,
+    check_quantized,
+    compile_cases,
+    generator,
+    names,
+    text_batch,
+)
 from conftest import SMALL
 from transformers import (
     CLIPConfig,
@@ -101,7 +112,6 @@ def test_compile(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", ["static", "dynamic"])
-@pytest.mark.parametrize("name", VISION_AUDIO)
+@pytest.mark.parametrize(("name", "activation"), compile_cases(VISION_AUDIO))
 def test_compile_all(name, activation, tmp_path):
     check_compiled(VISION_AUDIO[name], tmp_path, activation=activation)

@@ -35,7 +35,8 @@ head with two outputs is noisier than one with many: read it as "the values are 
   float stay heads with fewer than 32 outputs, weights tied to embeddings, what the model wants in float32, experts.
 - folded: groups of Linears whose smoothing factors moved into the module before, of all groups.
 - static, dynamic: SQNR of the worst output against float, in dB.
-- compiled: whether every call of an int8 Linear became one fused kernel; SQNR to eager int8, in dB. Static.
+- compiled: whether every call of an int8 Linear became one fused kernel; SQNR to eager int8, in dB. Static; dynamic
+  int8 is unfused where several Linears read a norm that factors are folded into ([README](../README.md)).
 - generate: tokens by a growing cache have the logits of one pass over all.
 
 | model | kind | int8 | folded | static | dynamic | compiled | generate |

@@ -67,6 +67,19 @@ def test_onednn_held_down_is_noticed(isa):
     assert run.stdout.strip() == "True"
 
 
+def test_the_probe_inside_from_pretrained():
+    """There tensors are made on the meta device: nothing could be multiplied, and no Linear would be fused later."""
+    code = """
+import torch
+torch.set_default_dtype(torch.bfloat16)
+with torch.device("meta"):
+    from hf_smoothquant import cpu
+print(cpu.SATURATES)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == str(cpu.SATURATES)
+
+
 def test_the_probe_agrees_with_the_cpu():
     if torch.cpu._is_vnni_supported() and "ONEDNN_MAX_CPU_ISA" not in os.environ:
         assert not cpu.SATURATES

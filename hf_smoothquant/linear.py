@@ -8,6 +8,7 @@ from torchao.kernel import int_scaled_matmul
 from torchao.quantization import Int8Tensor, MappingType
 
 from hf_smoothquant import cpu
+from hf_smoothquant.hints import eager_is_slow
 from hf_smoothquant.tensor import SmoothQuantTensor
 
 torch.compiler.allow_in_graph(int_scaled_matmul)  # Dynamo can't read its look-ups of the CPU; what is behind it can
@@ -23,6 +24,11 @@ class Int8Linear(nn.Linear):
         """Turns `linear` into an `Int8Linear` in place: same object, so its other owners and hooks stay valid."""
         linear.__class__ = cls
         return linear
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            eager_is_slow()
+        return super().forward(input)
 
     def extra_repr(self) -> str:
         weight = self.weight

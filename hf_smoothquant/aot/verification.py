@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hf_smoothquant.aot.signature import BATCH, Signature
+from hf_smoothquant.hints import eager_on_purpose
 from hf_smoothquant.smoothing.outputs import output_tensors
 
 EQUAL_DB = 200.0
@@ -64,7 +65,7 @@ def eager_references(
     references = []
     for name, inputs in calls.items():
         try:
-            with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            with eager_on_purpose(), torch.autocast("cpu", autocast, enabled=autocast is not None):
                 references.append(Reference(name, inputs, [model(**call) for call in inputs]))
         except (RuntimeError, IndexError, ValueError) as error:
             raise ValueError(

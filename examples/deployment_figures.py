@@ -8,7 +8,6 @@ python examples/deployment_figures.py memory     # resident memory while loading
 import argparse
 import os
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -68,9 +67,12 @@ def lengths(folder: Path, rounds: int) -> None:
 
 
 def resident() -> dict[str, float]:
-    """Resident memory of this process in MB: in all, and the part that isn't backed by files."""
+    """Resident memory of this process in MB: at its peak, now, and now without what is backed by files.
+
+    Not from `getrusage`, whose peak a process inherits from the one that started it.
+    """
     status = Path("/proc/self/status").read_text()
-    return {key: int(re.search(rf"{key}:\s+(\d+)", status).group(1)) / 1e3 for key in ("VmRSS", "RssAnon")}
+    return {key: int(re.search(rf"{key}:\s+(\d+)", status).group(1)) / 1e3 for key in ("VmHWM", "VmRSS", "RssAnon")}
 
 
 @torch.no_grad()
@@ -92,13 +94,12 @@ def once(mode: str, folder: Path) -> None:
     if mode != "import":
         for length in LENGTHS:
             model(**request(length))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     counters = torch._dynamo.utils.counters
     cache = {**counters["inductor"], **counters["aot_autograd"]}
     cache = ", ".join(f"{key} {value}" for key, value in cache.items() if "cache" in key) if mode == "compiled" else ""
     now = resident()
     print(
-        f"{mode:10} load {loaded - start:7.2f} s, first call {first - loaded:7.2f} s; peak {peak:6.0f} MB, "
+        f"{mode:10} load {loaded - start:7.2f} s, first call {first - loaded:7.2f} s; peak {now['VmHWM']:6.0f} MB, "
         f"then {now['VmRSS']:6.0f} MB ({now['RssAnon']:.0f} MB anonymous) {cache}",
         flush=True,
     )

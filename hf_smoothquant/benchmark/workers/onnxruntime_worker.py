@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import protocol
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
@@ -28,7 +29,8 @@ def convert(export: Path, artifact: Path, options: dict[str, Any]) -> None:
     if options["precision"] == "fp32":
         fused.rename(model)
     elif options["precision"] == "dynamic":
-        quantize_dynamic(fused, model, per_channel=True, weight_type=QuantType.QInt8)
+        types = {"DefaultTensorType": onnx.TensorProto.FLOAT}  # shape inference stops at the fused operators
+        quantize_dynamic(fused, model, per_channel=True, weight_type=QuantType.QInt8, extra_options=types)
     else:
         (calibration,) = protocol.load_ids(export / "calibration.npz")
         quantize_static(

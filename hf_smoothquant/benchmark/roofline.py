@@ -1,7 +1,7 @@
 """Arithmetic of what a machine allows: the roofline of each product, and Amdahl's law for the whole model.
 
-A product of `[M, K]` with `[K, N]` does `2 M N K` operations and moves `M K`, `K N` and `M N` elements. It can't take less
-time than `operations / peak` nor than `bytes / bandwidth`; which of the two binds is told by its intensity
+A product of `[M, K]` with `[K, N]` does `2 M N K` operations and moves `M K`, `K N` and `M N` elements. It can't take
+less time than `operations / peak` nor than `bytes / bandwidth`; which of the two binds is told by its intensity
 (operations/byte) against the machine's balance point, `peak / bandwidth`. With the parts of a model taking the shares
 `f_i` of its time and becoming `s_i` times faster, the model becomes `1 / sum(f_i / s_i)` times faster.
 """

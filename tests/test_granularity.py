@@ -114,7 +114,7 @@ def test_models_are_close_to_float_and_reload_to_the_bit(tiny_bert, tmp_path, ar
         if isinstance(weight, Int8Tensor):
             assert again.state_dict()[name].act_quant_kwargs == weight.act_quant_kwargs
     model.dequantize()
-    assert sqnr_db(reference, logits(model)) > 25 if arguments.get("weight_granularity") else 30
+    assert sqnr_db(reference, logits(model)) > (25 if arguments.get("weight_granularity") else 30)
 
 
 def test_weights_only_need_no_data(tiny_bert):

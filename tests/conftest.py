@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForQuestionAnswering, BertTokenizerFast, logging
+from transformers import BertConfig, BertForQuestionAnswering, BertTokenizerFast, PreTrainedModel, logging
 
 import hf_smoothquant  # noqa: F401 (registers the plugin)
 
@@ -24,12 +24,20 @@ TEXTS = [
     "sphinx of black quartz judge my vow and pack my box with five dozen jugs",
 ]
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+IDS = torch.arange(5, 25).reshape(2, 10)
 
 
 def sqnr_db(reference: torch.Tensor, value: torch.Tensor) -> float:
     """Signal-to-quantization-noise ratio of `value` in dB."""
     reference, value = reference.float(), value.float()
     return (10 * torch.log10(reference.square().sum() / (reference - value).square().sum())).item()
+
+
+def logits(model: PreTrainedModel, ids: torch.Tensor = IDS) -> torch.Tensor:
+    """Start and end logits, `[2, batch, length]`, of a model for question answering."""
+    with torch.no_grad():
+        output = model(ids)
+    return torch.stack([output.start_logits, output.end_logits])
 
 
 def write_tokenizer(folder: Path) -> BertTokenizerFast:

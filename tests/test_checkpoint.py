@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from conftest import SMALL, TEXTS
+from conftest import IDS, SMALL, TEXTS, logits
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -22,13 +22,6 @@ from hf_smoothquant import SmoothQuantConfig
 from hf_smoothquant.linear import Int8Linear
 
 QUERY = "bert.encoder.layer.1.attention.self.query."
-IDS = torch.arange(5, 25).reshape(2, 10)
-
-
-def logits(model):
-    with torch.no_grad():
-        output = model(IDS)
-    return torch.stack([output.start_logits, output.end_logits])
 
 
 def quantize(folder, out, activation="static", dtype=torch.float32, **save_arguments):

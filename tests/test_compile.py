@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TEXTS, sqnr_db
+from conftest import IDS, TEXTS, logits, sqnr_db
 from torch._inductor import config as inductor_config
 from transformers import AutoModelForQuestionAnswering, BertForQuestionAnswering
 
@@ -15,18 +15,10 @@ from hf_smoothquant import SmoothQuantConfig, cpu
 from hf_smoothquant.inductor.coverage import FusionCoverage
 from hf_smoothquant.linear import Int8Linear
 
-IDS = torch.arange(5, 25).reshape(2, 10)
-
 
 def load(folder, dtype=torch.float32, **arguments):
     config = SmoothQuantConfig(dataset=TEXTS, **arguments)
     return AutoModelForQuestionAnswering.from_pretrained(folder, dtype=dtype, quantization_config=config)
-
-
-def logits(model, ids=IDS):
-    with torch.no_grad():
-        output = model(ids)
-    return torch.stack([output.start_logits, output.end_logits])
 
 
 def fused(count):

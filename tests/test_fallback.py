@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TEXTS, sqnr_db
+from conftest import TEXTS, logits, sqnr_db
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForQuestionAnswering, BertForQuestionAnswering
@@ -88,12 +88,6 @@ def with_outliers(tiny_config, save_tiny):
 def quantize(folder, **arguments):
     config = SmoothQuantConfig(**{"alpha": 0.0, "dataset": TEXTS * 2} | arguments)
     return AutoModelForQuestionAnswering.from_pretrained(folder, quantization_config=config, dtype=torch.float32)
-
-
-def logits(model):
-    with torch.no_grad():
-        output = model(torch.arange(5, 25).reshape(2, 10))
-    return torch.stack([output.start_logits, output.end_logits])
 
 
 def test_the_layer_with_giant_outliers_is_reported_and_left_in_float(with_outliers):

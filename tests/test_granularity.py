@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import TEXTS, sqnr_db
+from conftest import TEXTS, logits, sqnr_db
 from torch import nn
 from torchao.quantization import Int8Tensor
 from transformers import AutoModelForQuestionAnswering
@@ -15,20 +15,12 @@ from hf_smoothquant.int8 import activation_kwargs, quantize_weight
 from hf_smoothquant.linear import Int8Linear, asymmetric_product, float_product
 from hf_smoothquant.smoothing.factors import activation_range
 
-IDS = torch.arange(5, 25).reshape(2, 10)
-
 
 def load(folder, **arguments):
     if arguments.get("activation") != "none":
         arguments.setdefault("dataset", TEXTS)
     config = SmoothQuantConfig(**arguments)
     return AutoModelForQuestionAnswering.from_pretrained(folder, dtype=torch.float32, quantization_config=config)
-
-
-def logits(model, ids=IDS):
-    with torch.no_grad():
-        output = model(ids)
-    return torch.stack([output.start_logits, output.end_logits])
 
 
 def test_a_weight_scale_for_the_whole_tensor():

@@ -18,7 +18,7 @@ from hf_smoothquant.calibration.runner import calibrate
 from hf_smoothquant.calibration.weight_use import find_weight_use
 from hf_smoothquant.config import SmoothQuantConfig
 from hf_smoothquant.conv1d import conv1d_as_linear, to_conv1d
-from hf_smoothquant.int8 import dequantize_weight, quantize_weight
+from hf_smoothquant.int8 import quantize_weight
 from hf_smoothquant.linear import Int8Linear
 from hf_smoothquant.progress import progress
 from hf_smoothquant.report import ChannelMaxima, GroupReport, QuantizationReport
@@ -61,7 +61,7 @@ def _convert_weights(selection: Selection, config: SmoothQuantConfig) -> Quantiz
     report = QuantizationReport(kept=selection.kept)
     names = {linear: name for name, linear in selection.convert.items()}
     for weight, owners in progress(list(_by_weight(names).items()), "Quantizing", "weight"):
-        int8 = quantize_weight(weight, granularity=config.weight_granularity, act_quant_kwargs=None)
+        int8 = quantize_weight(weight, config=config)
         absmax = weight.abs().max().item()
         report.groups.append(
             GroupReport(
@@ -233,7 +233,7 @@ def dequantize_model(model: nn.Module) -> None:
     """Turns every `Int8Linear` back into the float `nn.Linear` or `Conv1D` it was, smoothing undone, in place."""
     int8_linears = [module for module in model.modules() if isinstance(module, Int8Linear)]
     for weight, owners in _by_weight(int8_linears).items():
-        floats = nn.Parameter(dequantize_weight(weight))
+        floats = nn.Parameter(weight.dequantize())
         for module in owners:
             module.weight = floats
             module.__class__ = nn.Linear

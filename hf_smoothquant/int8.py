@@ -1,4 +1,4 @@
-"""Int8 weights: from float ones, from their parts, and back."""
+"""Int8 weights: from float ones and from their parts."""
 
 import torch
 from torchao.quantization import Int8Tensor, MappingType, PerRow, PerTensor
@@ -8,9 +8,6 @@ from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
 from hf_smoothquant.config import SmoothQuantConfig
 from hf_smoothquant.smoothing.factors import INT8_MAX
 from hf_smoothquant.tensor import SmoothQuantTensor
-
-STATIC = QuantizeTensorToInt8Kwargs(PerTensor(), MappingType.SYMMETRIC)
-DYNAMIC = QuantizeTensorToInt8Kwargs(PerRow(), MappingType.SYMMETRIC)
 
 
 def activation_kwargs(config: SmoothQuantConfig, static: bool) -> QuantizeTensorToInt8Kwargs | None:
@@ -55,8 +52,7 @@ def quantize_weight(
     act_scale: torch.Tensor | None = None,
     act_zero_point: torch.Tensor | None = None,
     *,
-    granularity: str = "row",
-    act_quant_kwargs: QuantizeTensorToInt8Kwargs | None = DYNAMIC,
+    config: SmoothQuantConfig | None = None,
     act_ndim: int = 3,
 ) -> Int8Tensor:
     """Quantizes a float weight, symmetric, with the activation's side attached.
@@ -67,17 +63,17 @@ def quantize_weight(
     Args:
         weight (`torch.Tensor`): `[N, K]`, float.
         factors (`torch.Tensor`, *optional*): `s`, `[K]`, float32; stored as `act_pre_scale = 1 / s`.
-        act_scale (`torch.Tensor`, *optional*): scalar, float32; the static scale of the smoothed input.
+        act_scale (`torch.Tensor`, *optional*): scalar, float32; the static scale of the smoothed input. Without one it
+            is quantized at run time.
         act_zero_point (`torch.Tensor`, *optional*): scalar, int8; of a static asymmetric input.
-        granularity (`str`): `"row"`, or `"tensor"`: the largest scale of all rows for each of them, so that the two
-            look the same to whatever reads the weight.
-        act_quant_kwargs (`QuantizeTensorToInt8Kwargs` or `None`): the result of `activation_kwargs`; `STATIC` goes with
-            an `act_scale`, the default `DYNAMIC` without.
+        config (`SmoothQuantConfig`, *optional*): says how weights and activations are quantized; the default one if
+            there is none.
         act_ndim (`int`, *optional*, defaults to 3): number of dimensions of the input that was calibrated on.
 
     Returns:
         `Int8Tensor`: `[N, K]`, of the weight's dtype on the outside.
     """
+    config = config or SmoothQuantConfig()
     smoothed = weight.detach().float()
     if factors is not None:
         smoothed = smoothed * factors
@@ -94,7 +90,8 @@ def quantize_weight(
         zero_point_dtype=torch.int8,
         keepdim=True,
     )
-    if granularity == "tensor":
+    if config.weight_granularity == "tensor":
+        # The largest of all rows for each of them: to whatever reads the weight it looks the same as one per row.
         scale = scale.amax().expand_as(scale).contiguous()
     qdata = quantize_affine(smoothed, block_size, scale, zero_point, torch.int8, -INT8_MAX, INT8_MAX)
     shape = (1,) * act_ndim
@@ -102,13 +99,8 @@ def quantize_weight(
         qdata,
         scale,
         weight.dtype,
-        act_quant_kwargs,
+        activation_kwargs(config, static=act_scale is not None),
         act_pre_scale=None if factors is None else 1 / factors,
         act_quant_scale=None if act_scale is None else act_scale.float().reshape(shape),
         act_quant_zero_point=None if act_zero_point is None else act_zero_point.reshape(shape),
     )
-
-
-def dequantize_weight(weight: Int8Tensor) -> torch.Tensor:
-    """The float weight that `weight` stands for, smoothing undone: `[N, K]`, of the weight's outer dtype."""
-    return weight.dequantize()

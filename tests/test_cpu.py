@@ -10,7 +10,7 @@ from transformers import AutoModelForQuestionAnswering
 import hf_smoothquant
 from hf_smoothquant import SmoothQuantConfig, cpu
 from hf_smoothquant.inductor.coverage import FusionCoverage
-from hf_smoothquant.int8 import DYNAMIC, STATIC, quantize_weight
+from hf_smoothquant.int8 import quantize_weight
 from hf_smoothquant.linear import float_product
 
 
@@ -21,8 +21,7 @@ def test_float_product_equals_torchao(static, dtype):
     x = torch.randn(2, 9, 200, dtype=dtype)
     factors = torch.rand(200) + 0.5
     scale = (x.float() / factors).abs().max() / 127 if static else None
-    kwargs = STATIC if static else DYNAMIC
-    int8 = quantize_weight(torch.randn(48, 200, dtype=dtype), factors, scale, act_quant_kwargs=kwargs)
+    int8 = quantize_weight(torch.randn(48, 200, dtype=dtype), factors, scale)
     bias = torch.randn(48, dtype=dtype)
     assert torch.equal(float_product(x, int8, bias), torch.nn.functional.linear(x, int8, bias))
     assert torch.equal(float_product(x, int8, None), torch.nn.functional.linear(x, int8, None))
@@ -31,7 +30,7 @@ def test_float_product_equals_torchao(static, dtype):
 def test_the_largest_values():
     """Inputs and weights at the ends of the range: 16-bit sums of two products would overflow."""
     x = torch.full((1, 4, 96), 3.0)
-    int8 = quantize_weight(torch.full((32, 96), -2.0), None, torch.tensor(3.0 / 127), act_quant_kwargs=STATIC)
+    int8 = quantize_weight(torch.full((32, 96), -2.0), None, torch.tensor(3.0 / 127))
     linear = torch.nn.Linear(96, 32, bias=False)
     hf_smoothquant.linear.Int8Linear.adopt(linear).weight = torch.nn.Parameter(int8, requires_grad=False)
     assert torch.allclose(linear(x), torch.full((1, 4, 32), -3.0 * 2 * 96), rtol=1e-6)

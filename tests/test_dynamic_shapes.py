@@ -10,7 +10,7 @@ from transformers import AutoModelForQuestionAnswering, BertConfig, BertForQuest
 import hf_smoothquant
 from hf_smoothquant import SmoothQuantConfig, cpu
 from hf_smoothquant.conversion import quantize_model
-from hf_smoothquant.int8 import STATIC, quantize_weight
+from hf_smoothquant.int8 import quantize_weight
 from hf_smoothquant.linear import Int8Linear
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -103,7 +103,7 @@ class Residual(nn.Module):
 def test_zero_and_one_tokens_with_a_residual_add(dynamic):
     block = Residual().eval()
     for linear in (block.up, block.down):
-        weight = quantize_weight(linear.weight, None, torch.tensor(4.0 / 127), act_quant_kwargs=STATIC)
+        weight = quantize_weight(linear.weight, None, torch.tensor(4.0 / 127))
         linear.weight = nn.Parameter(weight, requires_grad=False)
         Int8Linear.adopt(linear)
     compiled = hf_smoothquant.compile(block, dynamic=dynamic)

@@ -11,7 +11,7 @@ from transformers import AutoModelForQuestionAnswering
 
 import hf_smoothquant
 from hf_smoothquant import SmoothQuantConfig, cpu, quantization_report
-from hf_smoothquant.int8 import activation_kwargs, quantize_weight
+from hf_smoothquant.int8 import quantize_weight
 from hf_smoothquant.linear import Int8Linear, asymmetric_product, float_product
 from hf_smoothquant.smoothing.factors import activation_range
 
@@ -25,7 +25,7 @@ def load(folder, **arguments):
 
 def test_a_weight_scale_for_the_whole_tensor():
     weight = torch.tensor([[1.0, -2.0], [0.0, 0.25]])
-    int8 = quantize_weight(weight, granularity="tensor")
+    int8 = quantize_weight(weight, config=SmoothQuantConfig(weight_granularity="tensor"))
     # One scale, 2 / 127, for both rows: 0.25 is 15.875 steps.
     assert int8.scale.flatten().tolist() == pytest.approx([2 / 127, 2 / 127])
     assert int8.qdata.tolist() == [[64, -127], [0, 16]]  # 63.5 rounds to even
@@ -52,9 +52,7 @@ def test_asymmetric_product_equals_the_hand_written_reference(static, dtype, shi
     rows = x.float().reshape(-1, 200)
     scale, zero_point = activation_range(rows.amin(0), rows.amax(0), torch.ones(200)) if static else (None, None)
     config = SmoothQuantConfig("static" if static else "dynamic", symmetric=False)
-    int8 = quantize_weight(
-        weight, None, scale, zero_point, act_quant_kwargs=activation_kwargs(config, static), act_ndim=3
-    )
+    int8 = quantize_weight(weight, None, scale, zero_point, config=config, act_ndim=3)
     if not static:
         low, high = x.float().amin(-1, keepdim=True).clamp(max=0), x.float().amax(-1, keepdim=True).clamp(min=0)
         scale = (high - low) / 255

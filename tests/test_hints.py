@@ -4,7 +4,7 @@ from torch import nn
 
 import hf_smoothquant
 from hf_smoothquant import hints
-from hf_smoothquant.int8 import DYNAMIC, quantize_weight
+from hf_smoothquant.int8 import quantize_weight
 from hf_smoothquant.linear import Int8Linear
 
 
@@ -12,7 +12,7 @@ from hf_smoothquant.linear import Int8Linear
 def layer(monkeypatch):
     monkeypatch.setattr(hints, "_due", True)
     linear = nn.Linear(32, 48)
-    weight = quantize_weight(linear.weight, None, None, act_quant_kwargs=DYNAMIC)
+    weight = quantize_weight(linear.weight, None, None)
     linear.weight = nn.Parameter(weight, requires_grad=False)
     return Int8Linear.adopt(linear).eval()
 

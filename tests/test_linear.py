@@ -6,7 +6,7 @@ import torch
 from conftest import sqnr_db
 from torch import nn
 
-from hf_smoothquant.int8 import DYNAMIC, STATIC, dequantize_weight, quantize_weight
+from hf_smoothquant.int8 import quantize_weight
 from hf_smoothquant.linear import Int8Linear
 from hf_smoothquant.smoothing.factors import activation_scale, smoothing_factors
 
@@ -18,17 +18,14 @@ def int8_linear(linear, x, activation="static", alpha=0.5):
     factors = smoothing_factors(x_absmax, linear.weight.detach().abs().amax(0), alpha)
     scale = activation_scale(x_absmax, factors) if activation == "static" else None
     quantized = copy.deepcopy(linear)
-    kwargs = DYNAMIC if scale is None else STATIC
-    weight = quantize_weight(linear.weight, factors, scale, act_quant_kwargs=kwargs, act_ndim=x.ndim)
+    weight = quantize_weight(linear.weight, factors, scale, act_ndim=x.ndim)
     quantized.weight = nn.Parameter(weight, requires_grad=False)
     return Int8Linear.adopt(quantized).eval()
 
 
 def test_weights_and_scales_equal_the_hand_written_reference():
     weight = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.25, -0.125]])
-    quantized = quantize_weight(
-        weight, factors=torch.tensor([2.0, 1.0, 4.0]), act_scale=torch.tensor(0.1), act_quant_kwargs=STATIC
-    )
+    quantized = quantize_weight(weight, factors=torch.tensor([2.0, 1.0, 4.0]), act_scale=torch.tensor(0.1))
     # Smoothed rows: [2, -2, 2] and [0, 0.25, -0.5]; scales 2/127 and 0.5/127.
     assert quantized.scale.flatten().tolist() == pytest.approx([2 / 127, 0.5 / 127])
     assert quantized.qdata.tolist() == [[127, -127, 127], [0, 64, -127]]  # 63.5 rounds to even
@@ -110,7 +107,7 @@ def test_dead_channels_columns_and_layers(activation, dtype):
 def test_dequantized_weight_is_the_original_up_to_rounding(dtype):
     weight = (torch.randn(48, 32) * torch.logspace(-1, 1, 32)).to(dtype)
     factors = torch.rand(32) + 0.5
-    back = dequantize_weight(quantize_weight(weight, factors, torch.tensor(0.1), act_quant_kwargs=STATIC))
+    back = quantize_weight(weight, factors, torch.tensor(0.1)).dequantize()
     assert back.dtype == dtype
     step = (weight.float() * factors).abs().amax(1, keepdim=True) / 127 / factors
     slack = weight.float().abs() * torch.finfo(dtype).eps

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, BertModel
 
-from hf_smoothquant.int8 import STATIC, quantize_weight
+from hf_smoothquant.int8 import quantize_weight
 from hf_smoothquant.linear import Int8Linear
 from hf_smoothquant.smoothing.sensitivity import Sensitivity, noise_to_db
 
@@ -15,7 +15,7 @@ NAME = "bert.encoder.layer.0.output.dense"
 def test_noise_is_that_of_the_model_with_the_int8_weight_in_it(tiny_bert):
     floats = AutoModelForQuestionAnswering.from_pretrained(tiny_bert, dtype=torch.float32)
     module = floats.get_submodule(NAME)
-    int8 = quantize_weight(module.weight.detach(), None, torch.tensor(0.1), act_quant_kwargs=STATIC)
+    int8 = quantize_weight(module.weight.detach(), None, torch.tensor(0.1))
     converted = copy.deepcopy(floats)
     Int8Linear.adopt(converted.get_submodule(NAME)).weight = torch.nn.Parameter(int8, requires_grad=False)
     with torch.no_grad():
@@ -32,7 +32,7 @@ def test_noise_is_that_of_the_model_with_the_int8_weight_in_it(tiny_bert):
 def test_padded_positions_do_not_count(tiny_config):
     model = BertModel(tiny_config, add_pooling_layer=False).eval()
     module = model.encoder.layer[0].output.dense
-    int8 = quantize_weight(module.weight.detach(), None, torch.tensor(0.1), act_quant_kwargs=STATIC)
+    int8 = quantize_weight(module.weight.detach(), None, torch.tensor(0.1))
     mask = torch.ones(1, 10, dtype=torch.int64)
     mask[:, 6:] = 0
     with torch.no_grad():

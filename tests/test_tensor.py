@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import linear
 from torchao.quantization import Int8Tensor
 
-from hf_smoothquant.int8 import DYNAMIC, STATIC, dequantize_weight, quantize_weight
+from hf_smoothquant.int8 import quantize_weight
 from hf_smoothquant.linear import Int8Linear
 from hf_smoothquant.tensor import SmoothQuantTensor, as_torchao
 
@@ -21,8 +21,8 @@ SCALE = torch.tensor(0.035)
 def weight_of(activation, rows=N):
     """Factors over two decades: a cut that leaves one out is far off."""
     factors = torch.logspace(-1, 1, K)[torch.randperm(K)]
-    scale, kwargs = (SCALE, STATIC) if activation == "static" else (None, DYNAMIC)
-    return quantize_weight(torch.randn(rows, K) * 0.1, factors, scale, act_quant_kwargs=kwargs, act_ndim=2)
+    scale = SCALE if activation == "static" else None
+    return quantize_weight(torch.randn(rows, K) * 0.1, factors, scale, act_ndim=2)
 
 
 def input_of(weight, rows=7):
@@ -39,7 +39,6 @@ def test_dequantize_undoes_smoothing(weight):
     floats = weight.qdata.float() * weight.scale * weight.act_pre_scale
     assert torch.equal(weight.dequantize(), floats)
     assert torch.equal(weight.dequantize(torch.bfloat16), floats.bfloat16())
-    assert torch.equal(dequantize_weight(weight), floats)
 
 
 @pytest.mark.parametrize(

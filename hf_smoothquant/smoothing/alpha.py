@@ -8,7 +8,7 @@ from torchao.quantization import Int8Tensor
 
 from hf_smoothquant.calibration.observer import Group
 from hf_smoothquant.config import DEFAULT_ALPHA, SmoothQuantConfig
-from hf_smoothquant.int8 import activation_kwargs, quantize_weight
+from hf_smoothquant.int8 import quantize_weight
 from hf_smoothquant.linear import int8_linear
 from hf_smoothquant.selection import matches
 from hf_smoothquant.smoothing.factors import activation_range, activation_scale, smoothing_factors
@@ -75,12 +75,8 @@ def quantize_group(
         scale = activation_scale(group.absmax, factors)
     elif config.activation == "static":
         scale, zero_point = activation_range(group.minimum, group.maximum, factors)
-    settings = {
-        "granularity": config.weight_granularity,
-        "act_quant_kwargs": activation_kwargs(config, static=scale is not None),
-        "act_ndim": act_ndim or group.ndim,
-    }
-    return [quantize_weight(weight, factors, scale, zero_point, **settings) for weight in weights]
+    ndim = act_ndim or group.ndim
+    return [quantize_weight(weight, factors, scale, zero_point, config=config, act_ndim=ndim) for weight in weights]
 
 
 def group_sqnr_db(weights: Sequence[torch.Tensor], quantized: Sequence[torch.Tensor], rows: torch.Tensor) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
+from hf_smoothquant.arguments import whole
 from hf_smoothquant.benchmark.environment import describe
 from hf_smoothquant.benchmark.runner import Settings, run_workload
 from hf_smoothquant.benchmark.shapes import PRESETS
@@ -78,24 +79,17 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"folder or hub id; shape with random weights: {', '.join(PRESETS)}; workload: {', '.join(WORKLOADS)}; "
         f"all of these workloads: {', '.join(SUITES)}",
     )
-    parser.add_argument("--batch", type=_whole, default=1, help="sequences in a request (default: %(default)s)")
-    parser.add_argument("--length", type=_whole, default=128, help="tokens in a sequence (default: %(default)s)")
+    parser.add_argument("--batch", type=whole, default=1, help="sequences in a request (default: %(default)s)")
+    parser.add_argument("--length", type=whole, default=128, help="tokens in a sequence (default: %(default)s)")
     parser.add_argument("--lengths", type=Path, metavar="FILE", help="traffic: unpadded requests, one length a line")
     parser.add_argument("--modes", nargs="*", default=KINDS, help="fp32 bf16 static dynamic, with +eager +autocast ...")
     parser.add_argument("--peers", nargs="*", default=[], help="other engines: all, openvino, openvino-int8, ...")
-    parser.add_argument("--threads", type=_whole, default=1, help="of each worker (default: %(default)s)")
+    parser.add_argument("--threads", type=whole, default=1, help="of each worker (default: %(default)s)")
     parser.add_argument("--cores", type=int, nargs="*", help="to pin to (default: as many as threads; none: don't pin)")
     parser.add_argument("--preload", nargs="*", default=[], help="libraries to load first: libtcmalloc, libiomp5")
-    parser.add_argument("--rounds", type=_whole, default=10, help="turns of each variant (default: %(default)s)")
+    parser.add_argument("--rounds", type=whole, default=10, help="turns of each variant (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a turn, about (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=1, help="untimed requests of a turn (default: %(default)s)")
     parser.add_argument("--environments", type=Path, default=default_environments(), help="folder of the peers' venvs")
     parser.add_argument("-o", "--output", type=Path, default=Path("benchmark"), help="folder (default: %(default)s)")
     return parser
-
-
-def _whole(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value

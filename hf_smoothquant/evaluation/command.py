@@ -8,6 +8,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
+from hf_smoothquant.arguments import whole
 from hf_smoothquant.config import DEFAULT_ALPHA
 from hf_smoothquant.evaluation.modes import KINDS, all_modes, is_quantized
 from hf_smoothquant.evaluation.nli import NliTask
@@ -39,10 +40,10 @@ def evaluate_squad(arguments: Sequence[str] | None = None) -> dict:
     """`examples/evaluate_squad.py`: parses the command line, evaluates, prints and saves the table; returns it."""
     parser = _parser("Exact match and F1 on SQuAD 1.1 of a model in float and in int8.", "rajpurkar/squad")
     parser.add_argument("--split", default="validation", help="split of a hub dataset (default: %(default)s)")
-    parser.add_argument("--max-length", type=_whole, default=384, help="tokens of question and window")
-    parser.add_argument("--stride", type=_whole, default=128, help="tokens by which windows overlap")
-    parser.add_argument("--max-answer-length", type=_whole, default=30, help="tokens of an answer at most")
-    parser.add_argument("--batch-size", type=_whole, default=16)
+    parser.add_argument("--max-length", type=whole, default=384, help="tokens of question and window")
+    parser.add_argument("--stride", type=whole, default=128, help="tokens by which windows overlap")
+    parser.add_argument("--max-answer-length", type=whole, default=30, help="tokens of an answer at most")
+    parser.add_argument("--batch-size", type=whole, default=16)
     options = parser.parse_args(arguments)
     task = SquadTask.load(
         options.data,
@@ -66,8 +67,8 @@ def evaluate_mnli(arguments: Sequence[str] | None = None) -> dict[str, dict]:
         help="splits of a hub dataset (default: both); a file is one split",
     )
     parser.add_argument("--labels", nargs=3, help="names of the model's classes in order, if it doesn't name them")
-    parser.add_argument("--max-length", type=_whole, default=128, help="tokens of a pair at most")
-    parser.add_argument("--batch-size", type=_whole, default=32)
+    parser.add_argument("--max-length", type=whole, default=128, help="tokens of a pair at most")
+    parser.add_argument("--batch-size", type=whole, default=32)
     options = parser.parse_args(arguments)
     splits = [Path(options.data).stem] if Path(options.data).is_file() else options.splits
     summaries = {}
@@ -92,7 +93,7 @@ def _parser(description: str, data: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("model", help="folder or hub id")
     parser.add_argument("--data", default=data, help="hub id or local file (default: %(default)s)")
-    parser.add_argument("--samples", type=_whole, help="evaluate that many examples, drawn at random (default: all)")
+    parser.add_argument("--samples", type=whole, help="evaluate that many examples, drawn at random (default: all)")
     parser.add_argument("--modes", nargs="+", choices=KINDS, help="default: fp32, bf16, static and dynamic, or saved")
     parser.add_argument("--alpha", nargs="+", type=_alpha, default=[DEFAULT_ALPHA], help="numbers or auto")
     parser.add_argument(
@@ -130,13 +131,6 @@ def _evaluate(task: SquadTask | NliTask, options: argparse.Namespace, folder: Pa
         save(summary, folder)
         print(markdown(summary))
     return summary
-
-
-def _whole(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
 
 
 def _alpha(text: str) -> float | str:

@@ -17,7 +17,7 @@ from transformers.utils import logging
 import hf_smoothquant
 from hf_smoothquant.aot.machine import Machine
 from hf_smoothquant.aot.manifest import MANIFEST, PACKAGE, Manifest
-from hf_smoothquant.aot.package import load
+from hf_smoothquant.aot.package import ExportedModel
 from hf_smoothquant.aot.ranges import size_ranges
 from hf_smoothquant.aot.signature import Signature
 from hf_smoothquant.aot.verification import eager_references
@@ -105,8 +105,7 @@ def export(
             unfused=tuple(coverage.unfused),
             package_bytes=(staging / PACKAGE).stat().st_size,
         )
-        manifest.save(staging)
-        package = load(staging)
+        package = ExportedModel(staging, manifest)
         for reference in references:
             manifest.sqnr_db[reference.sizes] = reference.sqnr_db(package)
         manifest.save(staging)

@@ -62,18 +62,18 @@ class Manifest:
             )
         try:
             content = json.loads((folder / MANIFEST).read_text())
-            if content["format_version"] > FORMAT_VERSION:
-                raise NewerFormat(
-                    f"The package has format {content['format_version']}, and this version of hf_smoothquant reads up "
-                    f"to {FORMAT_VERSION}: pip install --upgrade hf_smoothquant."
-                )
-            return cls._from_json(content)
-        except NewerFormat:
-            raise
+            newer = content["format_version"] > FORMAT_VERSION
+            manifest = None if newer else cls._from_json(content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"{folder / MANIFEST} is damaged ({type(error).__name__}: {error}). Export again."
             ) from error
+        if newer:
+            raise ValueError(
+                f"The package has format {content['format_version']}, and this version of hf_smoothquant reads up "
+                f"to {FORMAT_VERSION}: pip install --upgrade hf_smoothquant."
+            )
+        return manifest
 
     @classmethod
     def _from_json(cls, content: dict[str, Any]) -> "Manifest":
@@ -84,7 +84,3 @@ class Manifest:
         content["signature"] = Signature(inputs, ranges)
         content["machine"] = Machine(**{**machine, "capabilities": tuple(machine["capabilities"])})
         return cls(**{**content, "outputs": tuple(content["outputs"]), "unfused": tuple(content["unfused"])})
-
-
-class NewerFormat(ValueError):
-    """The manifest was written by a newer version of this library."""

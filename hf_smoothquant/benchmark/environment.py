@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hf_smoothquant.evaluation.table import cpuinfo
 from hf_smoothquant.evaluation.table import environment as software
 
 # The flags that decide which int8 and bf16 kernels run.
@@ -18,7 +19,7 @@ def describe(threads: int, cores: list[int], preload: list[str]) -> dict[str, An
         cores (`list[int]`): to which the workers are pinned.
         preload (`list[str]`): libraries loaded first.
     """
-    present = set(_cpuinfo("flags").split())
+    present = set(cpuinfo("flags").split())
     return {
         **software(),
         "threads": threads,
@@ -40,9 +41,3 @@ def caches() -> dict[str, int]:
             kilobytes = int((folder / "size").read_text().strip().removesuffix("K"))
             sizes[f"L{(folder / 'level').read_text().strip()}"] = kilobytes * 1024
     return sizes
-
-
-def _cpuinfo(key: str) -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")

@@ -1,8 +1,7 @@
 """From latencies of alternating turns to medians, percentiles and ratios."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -56,10 +55,6 @@ class Latency:
             requests=len(seconds),
             busy=float(cpu_seconds / (seconds.sum() * threads)),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, JSON-like."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -94,18 +94,17 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "packages": versions,
-        "cpu": _cpu_name(),
+        "cpu": cpuinfo("model name", platform.processor()),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
 
 
-def _cpu_name() -> str:
+def cpuinfo(key: str, default: str = "") -> str:
+    """What Linux says of the first core: `"model name"`, `"flags"`, ...; `default` where it says nothing."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), default)
 
 
 def _text(value: Any) -> str:

@@ -50,23 +50,13 @@ def convert(export: Path, artifact: Path, options: dict[str, Any]) -> None:
 def to_onnx(export: Path, file: Path) -> None:
     """The float model with attention spelled out, which is the form that the optimizer's fusions know."""
     import torch
-    from transformers import AutoModel
-
-    class Hidden(torch.nn.Module):
-        """The model with one output."""
-
-        def __init__(self):
-            super().__init__()
-            self.model = AutoModel.from_pretrained(export, dtype=torch.float32, attn_implementation="eager").eval()
-
-        def forward(self, input_ids, attention_mask):
-            return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    from hidden import Hidden
 
     ids = torch.from_numpy(protocol.load_ids(export / "calibration.npz")[0][:2])
     names = ["input_ids", "attention_mask"]
     with torch.no_grad():
         torch.onnx.export(
-            Hidden(),
+            Hidden(export, attn_implementation="eager"),
             (ids, torch.ones_like(ids)),
             file,
             input_names=names,
@@ -81,7 +71,7 @@ class Sequences(CalibrationDataReader):
     """Calibration sequences, one at a time."""
 
     def __init__(self, sequences: np.ndarray):
-        self._batches: Iterator[dict[str, np.ndarray]] = (as_inputs(ids[None]) for ids in sequences)
+        self._batches: Iterator[dict[str, np.ndarray]] = (protocol.as_inputs(ids[None]) for ids in sequences)
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         return next(self._batches, None)
@@ -104,19 +94,13 @@ class OnnxRuntimeEngine:
         self.facts: dict[str, Any] = {"fusions": json.loads((artifact / "fusions.json").read_text())}
 
     def prepare(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        return as_inputs(ids)
+        return protocol.as_inputs(ids)
 
     def run(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
         return self._session.run(None, inputs)[0]
 
     def to_numpy(self, output: np.ndarray) -> np.ndarray:
         return output
-
-
-def as_inputs(ids: np.ndarray) -> dict[str, np.ndarray]:
-    """Ids and a mask of ones, `[batch, length]`, int64."""
-    ids = np.ascontiguousarray(ids)
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
 if __name__ == "__main__":

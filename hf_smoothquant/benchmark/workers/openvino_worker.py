@@ -11,28 +11,19 @@ import protocol
 def convert(export: Path, artifact: Path, options: dict[str, Any]) -> None:
     """Converts the PyTorch model, quantizes it, saves the IR in float32 or int8."""
     import torch
-    from transformers import AutoModel
-
-    class Hidden(torch.nn.Module):
-        """The model with one output."""
-
-        def __init__(self):
-            super().__init__()
-            self.model = AutoModel.from_pretrained(export, dtype=torch.float32).eval()
-
-        def forward(self, input_ids, attention_mask):
-            return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    from hidden import Hidden
 
     (calibration,) = protocol.load_ids(export / "calibration.npz")
-    example = {name: torch.from_numpy(array) for name, array in as_inputs(calibration[:2]).items()}
+    example = {name: torch.from_numpy(array) for name, array in protocol.as_inputs(calibration[:2]).items()}
     with torch.no_grad():
-        model = ov.convert_model(Hidden(), example_input=example, input=[(ov.PartialShape([-1, -1]), ov.Type.i64)] * 2)
+        shapes = [(ov.PartialShape([-1, -1]), ov.Type.i64)] * 2
+        model = ov.convert_model(Hidden(export), example_input=example, input=shapes)
     if options["precision"] == "int8":
         import nncf
 
         model = nncf.quantize(
             model,
-            nncf.Dataset([as_inputs(ids[None]) for ids in calibration]),
+            nncf.Dataset([protocol.as_inputs(ids[None]) for ids in calibration]),
             model_type=nncf.ModelType.TRANSFORMER,
             subset_size=len(calibration),
         )
@@ -70,19 +61,13 @@ class OpenVinoEngine:
             compiled = self._core.compile_model(self._model, "CPU", self._settings)
             self.facts["inference_precision"] = str(compiled.get_property("INFERENCE_PRECISION_HINT"))
             self._request = compiled.create_infer_request()
-        return as_inputs(ids)
+        return protocol.as_inputs(ids)
 
     def run(self, inputs: dict[str, np.ndarray]) -> Any:
         return self._request.infer(inputs, share_inputs=True, share_outputs=True)
 
     def to_numpy(self, output: Any) -> np.ndarray:
         return np.array(output[0], dtype=np.float32)
-
-
-def as_inputs(ids: np.ndarray) -> dict[str, np.ndarray]:
-    """Ids and a mask of ones, `[batch, length]`, int64."""
-    ids = np.ascontiguousarray(ids)
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
 if __name__ == "__main__":

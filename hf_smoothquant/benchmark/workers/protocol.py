@@ -77,6 +77,12 @@ def load_ids(file: Path) -> list[np.ndarray]:
         return [arrays[name] for name in arrays.files]
 
 
+def as_inputs(ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Ids and a mask of ones, `[batch, length]`, int64."""
+    ids = np.ascontiguousarray(ids)
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
 def loaded_libraries() -> list[str]:
     """Which OpenMP runtimes, thread pools and allocators are in this process."""
     names = {

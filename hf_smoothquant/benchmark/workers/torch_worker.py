@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import protocol
 import torch
 from torch._inductor import config as inductor_config
+from torch_engine import TorchEngine, as_inputs
 from transformers import AutoModel
 
 import hf_smoothquant
@@ -31,48 +31,19 @@ def convert(export: Path, artifact: Path, options: dict[str, Any]) -> None:
     (artifact / "mode.json").write_text(json.dumps(options))
 
 
-def load(artifact: Path, options: dict[str, Any]) -> "TorchEngine":
+def load(artifact: Path, options: dict[str, Any]) -> TorchEngine:
     """Loads the checkpoint and compiles it as the mode says."""
     torch.set_num_threads(options["threads"])
     model = AutoModel.from_pretrained(artifact, dtype=DTYPES.get(options["kind"], torch.float32)).eval()
-    return TorchEngine(model, options)
-
-
-class TorchEngine:
-    """A PyTorch model behind the protocol."""
-
-    def __init__(self, model: torch.nn.Module, options: dict[str, Any]):
-        self.facts: dict[str, Any] = {}
-        settings = {"max_autotune": options["autotune"], "cpp_wrapper": options["cpp"]}
-        autocast = torch.bfloat16 if options["autocast"] else None
-        dynamic = True if options["varies"] else None
-        self._scope = contextlib.nullcontext
-        if options["eager"]:
-            self._model = model
-            if autocast is not None:
-                self._scope = lambda: torch.autocast("cpu", autocast)
-        elif options["kind"] in DTYPES:
-            self._model = torch.compile(model, dynamic=dynamic)
-            self._scope = lambda: inductor_config.patch(freezing=True, **settings)
-        else:
-            self._model = hf_smoothquant.compile(model, dynamic=dynamic, autocast=autocast, options=settings)
-
-    def prepare(self, ids: np.ndarray) -> dict[str, torch.Tensor]:
-        return as_inputs(ids)
-
-    @torch.no_grad()
-    def run(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        with self._scope():
-            return self._model(**inputs).last_hidden_state
-
-    def to_numpy(self, output: torch.Tensor) -> np.ndarray:
-        return output.float().numpy()
-
-
-def as_inputs(ids: np.ndarray) -> dict[str, torch.Tensor]:
-    """What a tokenizer gives for texts of one length: ids and a mask of ones, `[batch, length]`, int64."""
-    input_ids = torch.from_numpy(ids)
-    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+    settings = {"max_autotune": options["autotune"], "cpp_wrapper": options["cpp"]}
+    autocast = torch.bfloat16 if options["autocast"] else None
+    dynamic = True if options["varies"] else None
+    if options["eager"]:
+        return TorchEngine(model, (lambda: torch.autocast("cpu", autocast)) if autocast else contextlib.nullcontext)
+    if options["kind"] in DTYPES:
+        compiled = torch.compile(model, dynamic=dynamic)
+        return TorchEngine(compiled, lambda: inductor_config.patch(freezing=True, **settings))
+    return TorchEngine(hf_smoothquant.compile(model, dynamic=dynamic, autocast=autocast, options=settings))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import numpy as np
 import protocol
 import torch
 from torch._inductor import config as inductor_config
+from torch_engine import TorchEngine, as_inputs
 from torchao.prototype.smoothquant import SmoothQuantConfig
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
@@ -64,7 +65,7 @@ def smoothquant(model: torch.nn.Module, calibration: np.ndarray, activation: str
             module.forward = torch.nn.Linear.forward.__get__(module)
 
 
-def load(artifact: Path, options: dict[str, Any]) -> "TorchaoEngine":
+def load(artifact: Path, options: dict[str, Any]) -> TorchEngine:
     """Loads the weights and compiles with freezing, and max_autotune and cpp_wrapper as the options say."""
     torch.set_num_threads(options["threads"])
     importlib.import_module(FUSIONS)
@@ -73,33 +74,9 @@ def load(artifact: Path, options: dict[str, Any]) -> "TorchaoEngine":
     else:
         model = AutoModel.from_config(AutoConfig.from_pretrained(artifact)).eval()
         model.load_state_dict(torch.load(artifact / "state_dict.pt", weights_only=False), assign=True)
-    return TorchaoEngine(model, options)
-
-
-class TorchaoEngine:
-    """A compiled model behind the protocol."""
-
-    def __init__(self, model: torch.nn.Module, options: dict[str, Any]):
-        self.facts: dict[str, Any] = {}
-        self._model = torch.compile(model, dynamic=True if options["varies"] else None)
-        self._options = {"freezing": True, "max_autotune": options["autotune"], "cpp_wrapper": options["cpp"]}
-
-    def prepare(self, ids: np.ndarray) -> dict[str, torch.Tensor]:
-        return as_inputs(ids)
-
-    @torch.no_grad()
-    def run(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        with inductor_config.patch(self._options):
-            return self._model(**inputs).last_hidden_state
-
-    def to_numpy(self, output: torch.Tensor) -> np.ndarray:
-        return output.float().numpy()
-
-
-def as_inputs(ids: np.ndarray) -> dict[str, torch.Tensor]:
-    """Ids and a mask of ones, `[batch, length]`, int64."""
-    input_ids = torch.from_numpy(ids)
-    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+    compiled = torch.compile(model, dynamic=True if options["varies"] else None)
+    settings = {"freezing": True, "max_autotune": options["autotune"], "cpp_wrapper": options["cpp"]}
+    return TorchEngine(compiled, lambda: inductor_config.patch(settings))
 
 
 if __name__ == "__main__":

@@ -116,12 +116,8 @@ def test_quantize_and_reload(name, tmp_path):
     check_quantized(ENCODER_DECODERS[name], tmp_path)
 
 
-@pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_generate(name, tmp_path):
+def check_generation(architecture, model):
     """The encoder runs once; cached keys and values of both attentions are right to the end."""
-    architecture = ENCODER_DECODERS[name]
-    architecture.build().save_pretrained(tmp_path)
-    model = architecture.quantize(tmp_path)
     inputs = {key: value for key, value in architecture.batch(9).items() if not key.startswith("decoder")}
     tokens = model.generate(
         **inputs, do_sample=False, min_new_tokens=8, max_new_tokens=8, output_logits=True, return_dict_in_generate=True
@@ -129,6 +125,13 @@ def test_generate(name, tmp_path):
     with torch.no_grad():
         whole = model(**inputs, decoder_input_ids=tokens.sequences, use_cache=False).logits[:, -9:-1]
     assert sqnr_db(whole, torch.stack(tokens.logits, 1)) > 20
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_generate(name, tmp_path):
+    architecture = ENCODER_DECODERS[name]
+    architecture.build().save_pretrained(tmp_path)
+    check_generation(architecture, architecture.quantize(tmp_path))
 
 
 def test_data_with_decoder_input_ids_of_another_length(tmp_path):

@@ -10,18 +10,15 @@ On the machine that serves, these lines of `run` are all it takes:
 """
 
 import os
+import sys
 
-if __name__ == "__main__":
-    import sys
-
-    if "--demo" in sys.argv:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "--demo" in sys.argv:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import argparse
 import logging as python_logging
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,9 +26,10 @@ from pathlib import Path
 for library in ("torchao", "torch.utils._pytree"):  # missing CUDA kernels, a deprecation between the two
     python_logging.getLogger(library).setLevel(python_logging.ERROR)
 
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 import hf_smoothquant
+from hf_smoothquant.evaluation.modes import is_quantized
 
 TEXTS = [
     "The library closes at nine on weekdays and at noon on Saturdays.",
@@ -42,9 +40,8 @@ TEXTS = [
 
 def export(name: str, folder: Path, max_batch: int, max_length: int | None) -> None:
     """Quantizes the model if it is a float one, and exports it for the inputs of its tokenizer."""
-    quantized = hasattr(AutoConfig.from_pretrained(name), "quantization_config")
-    config = None if quantized else hf_smoothquant.SmoothQuantConfig()
-    model = AutoModel.from_pretrained(name, **({"quantization_config": config} if config else {})).eval()
+    quantization = {} if is_quantized(name) else {"quantization_config": hf_smoothquant.SmoothQuantConfig()}
+    model = AutoModel.from_pretrained(name, **quantization).eval()
     tokenizer = AutoTokenizer.from_pretrained(name)
     length = max_length or min(tokenizer.model_max_length, model.config.max_position_embeddings)
     start = time.perf_counter()

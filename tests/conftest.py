@@ -66,6 +66,7 @@ def write_tokenizer(folder: Path) -> BertTokenizerFast:
 def _reproducible():
     torch.manual_seed(0)
     logging.disable_progress_bar()
+    logging.set_verbosity_warning()  # the examples' main() changes it for the whole process
 
 
 @pytest.fixture

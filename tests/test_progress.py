@@ -17,13 +17,11 @@ def bars():
         made.append(kwargs)
         return factory(*args, **kwargs)
 
-    verbosity = logging.get_verbosity()
     logging.enable_progress_bar()
     logging.set_tqdm_hook(record)
     yield made
     logging.set_tqdm_hook(None)
     logging.disable_progress_bar()
-    logging.set_verbosity(verbosity)
 
 
 def quantize(folder):
